@@ -27,16 +27,16 @@ PLAIN = (
     "modicum.methods.method.anchor_at_mode",
     "modicum.methods.auto.Auto.decide",
     "modicum.methods.auto._enough",
-    "modicum.methods.auto._study",
+    "modicum.methods.auto._weights",
     "modicum.methods.cost",
-    "modicum.methods.ecs.composition._can_lower",
-    "modicum.methods.ecs.perturbed.DelayedAcceptanceKernel",  # kernels are passed by value
+    "modicum.methods.ecs.fusing._can_lower",
+    "modicum.methods.ecs.hmc_ecs.DelayedAcceptanceKernel",  # kernels are passed by value
     "modicum.methods.ecs.composition.EnergyConservingKernel",
     "modicum.methods.ecs.anchored_proxy.MANY",
     "modicum.methods.ecs.anchored_proxy.row_factor",
-    "modicum.methods.ecs.perturbed.STAGES",
+    "modicum.methods.ecs.paper_schedule.STAGES",
     "modicum.methods.ecs.pilot.PILOT_ROWS",
-    "modicum.methods.ecs.pilot.Study._curves",
+    "modicum.methods.ecs.pilot._curves",
     "modicum.methods.ecs.pilot.may_be_curved",
     "modicum.methods.ecs.pilot.run_pilot_chains",
     "modicum.methods.ecs.pilot_draws._chains",  # a whole loop: compiled code never calls it

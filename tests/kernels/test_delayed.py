@@ -8,7 +8,7 @@ import modicum as mo
 from helpers import toy
 from helpers.refusals import refused
 from modicum.kernels.all_rows import DelayedAcceptanceKernel
-from modicum.methods.ecs import perturbed
+from modicum.methods.ecs import hmc_ecs
 
 POOR = {"anchor": toy.poor_anchor(), "design": "uniform", "ddof": 0, **toy.POOR}
 RUN = {"draws": 800, "chains": 2, "random_seed": 2, "long": False}
@@ -54,7 +54,7 @@ class NoSecondThought(DelayedAcceptanceKernel):
 @pytest.mark.slow
 def test_the_same_check_notices_a_missing_second_stage(monkeypatch):
     # accepted by the inverse of the surrogate's own ratio, without all rows
-    monkeypatch.setattr(perturbed, "DelayedAcceptanceKernel", NoSecondThought)
+    monkeypatch.setattr(hmc_ecs, "DelayedAcceptanceKernel", NoSecondThought)
     post = toy.sample(mo.HMCECS(exact="delayed", **POOR), **RUN)
     assert toy.faults(post) != []
 

@@ -104,9 +104,9 @@ def test_all_rows_are_used_where_subsampling_is_refused_or_dearer(monkeypatch):
     assert mo.Auto(laplace=False).decide(task)[0].name == "hmc-ecs"
     all_rows = cost.Work.of_chains(task, 40.0, 1.0)  # pretend that a pass takes as long as 40 rows
     monkeypatch.setattr(cost.Work, "of_chains", lambda *_: all_rows)
-    study, _, _ = choice._study(task, all_rows)
+    weights, _, _ = choice._weights(task, all_rows)
     cheap = cost.Work(all_rows.gradients - 1)
-    plan, reason, _ = choice._plan_subsampling(task, mo.HMCECS(), study, cheap)
+    plan, reason, _ = choice._plan_subsampling(mo.HMCECS(), weights, cheap)
     assert plan is None
     assert "which costs more" in reason
 

@@ -23,8 +23,9 @@ from modicum.kernels.energy_conserving import (
 from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables
 from modicum.kernels.moves import HMCMove
 from modicum.methods.ecs.composition import cached_coreset
+from modicum.methods.ecs.coreset import FarOut
 from modicum.methods.ecs.pilot_residuals import reweighted
-from modicum.methods.ecs.signed_products import FarOut, LowerBound
+from modicum.methods.ecs.signed_products import LowerBound
 
 Z = np.array([0.7, -1.2, 0.4, 0.9])
 BY_HAND = {"certainty": 0, "batch": 5, "products": 60, "levels": False}
@@ -58,8 +59,8 @@ def test_a_few_rows_follow_the_difference(study, x64):
     assert following.miss < 0.1 * constant.miss
     # for all rows, not only those it was fitted to
     rng = np.random.default_rng(8)
-    points = rng.standard_normal((50, len(study.centre)))
-    cv, proxy = study.control_variate, study.proxy
+    points = rng.standard_normal((50, len(study.about.centre)))
+    cv, proxy = study.about.control_variate, study.about.proxy
 
     @jax.jit
     def sums(cached):
@@ -80,8 +81,8 @@ def test_a_constant_bound_has_mass_where_the_posterior_has_none(study):
     assert products < 100
     centre = following.middle + coreset.at_points
     assert far.is_negligible(far.mini_batches(batch), products, centre)
-    everywhere = study._far_out  # including points where the coreset cannot go wrong
-    factor, weight = reweighted(everywhere[0].probability, study._probability(0))
+    everywhere = study.far_out  # including points where the coreset cannot go wrong
+    factor, weight = reweighted(everywhere[0].probability, study.probability(0))
     far = FarOut(everywhere[0].values * factor, weight, everywhere[1])
     constant = np.full(len(everywhere[1]), LowerBound(pilot, None, None).middle)
     for more in (1, 2, 5):

@@ -11,7 +11,8 @@ from helpers.refusals import refused
 from helpers.targets import exact_draws, flat_draws, logistic_rows, mean_and_error
 from modicum.diagnostics import ess
 from modicum.diagnostics.pareto import pareto_smoothed
-from modicum.methods.ecs import HMCECS
+from modicum.methods.ecs.anchored_proxy import StudySettings
+from modicum.methods.ecs.pilot import weigh
 from modicum.methods.laplace import Verdict, WeighingPool
 from modicum.methods.laplace import _doubts as doubts_of
 from modicum.methods.laplace import _independence_sampler as independence_sampler
@@ -115,13 +116,14 @@ def test_weights_match_all_rows_where_the_pool_holds_them():
 @in_double_precision
 def test_the_pools_noise_is_how_much_means_differ_between_pools():
     task = task_of(M.Logistic(), ROWS)
-    study = HMCECS().study(task, task.anchor_at_mode())
+    weights = weigh(StudySettings(), task, task.anchor_at_mode())
+    study = weights.about
     rng = np.random.default_rng(1)
     z = study.centre + rng.standard_normal((1_024, len(study.centre)))
     means, noises = [], []
     for seed in range(12):
-        study.task = replace(task, seed=seed)
-        weighed = WeighingPool(study, 40).weigh(z)
+        seeded = replace(weights, about=replace(study, task=replace(task, seed=seed)))
+        weighed = WeighingPool(seeded, 40).weigh(z)
         means.append(pareto_smoothed(weighed.log_ratio)[0] @ z @ study.anchor.factor.T)
         noises.append(weighed.noise)
     found = (np.std(means, axis=0, ddof=1) / study.anchor.sd).max()

@@ -63,7 +63,7 @@ PLANS = {
 
 @pytest.fixture(scope="module", params=PLANS)
 def study(request):
-    return planned(*PLANS[request.param](), mo.HMCECS())[0].memo
+    return planned(*PLANS[request.param](), mo.HMCECS())[0].memo.about
 
 
 def all_rows(study):
@@ -222,12 +222,13 @@ def test_fewer_rows_are_needed():
     assert (
         with_.memo.pilot_with(0).variance.mean() < 0.2 * without.memo.pilot_with(0).variance.mean()
     )
-    assert with_.tuning["levels"]["value"] == len(with_.memo.proxy.levels.lines)
-    assert without.memo.proxy.levels is None
+    assert with_.tuning["levels"]["value"] == len(with_.memo.about.proxy.levels.lines)
+    assert without.memo.about.proxy.levels is None
     assert "levels" not in without.tuning
 
 
 @pytest.mark.parametrize("settings", [{"design": "uniform"}, {"order": 1}])
 def test_published_methods_stay_as_they_are(settings):
     model, rows = PLANS["logistic"]()
-    assert planned(model, rows, mo.HMCECS(subsample=200, **settings))[0].memo.proxy.levels is None
+    study = planned(model, rows, mo.HMCECS(subsample=200, **settings))[0].memo
+    assert study.about.proxy.levels is None

@@ -148,8 +148,8 @@ def test_nuts_does_not_diverge_and_is_right(rows, monkeypatch):
 
 def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_used_if_affordable(rows, monkeypatch):
     task = task_of(MODEL, rows)
-    studied = choice._study(task, cost.Work(0.0))
-    monkeypatch.setattr(choice, "_study", lambda *_: studied)  # once, for both decisions
+    weighed = choice._weights(task, cost.Work(0.0))
+    monkeypatch.setattr(choice, "_weights", lambda *_: weighed)  # once, for both decisions
     method, plan = mo.Auto(laplace=False).decide(task)
     assert method.name == "nuts"
     assert "posterior sd from its mode, about which HMC-ECS expands; about" in plan.tuning["method"]

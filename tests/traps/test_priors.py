@@ -24,7 +24,7 @@ from helpers.targets import (
     sums_of,
 )
 from modicum.ledger import Ledger
-from modicum.methods.ecs import perturbed as paper_schedule
+from modicum.methods.ecs import paper_schedule
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor, rebuild
 from modicum.models.priors import LogNormal, Normal, moments, prior_warnings

@@ -14,12 +14,13 @@ from typing import ClassVar
 import numpy as np
 
 from modicum.errors import ConvergenceError, CrudeControlVariateError, NoModeError
-from modicum.kernels.control_variates import LinearTaylor
-from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.cost import Work, affordable, duration, is_short, seconds_for
 from modicum.methods.ecs import HMCECS
-from modicum.methods.ecs.pilot import Study
-from modicum.methods.ecs.run_checks import ANCHOR_FAR, COSTLY, DOUBTED, MISLED, UNFIT
+from modicum.methods.ecs.composition import Examined
+from modicum.methods.ecs.pilot import Weights, weigh
+from modicum.methods.ecs.pilot_draws import ANCHOR_FAR
+from modicum.methods.ecs.run_checks import COSTLY, DOUBTED, MISLED, UNFIT
+from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import NUTS, WIDER
 from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, NormalDensity, Verdict
 from modicum.methods.method import Method, Parameters, Plan, Task
@@ -84,14 +85,14 @@ class Auto(Method):
         nuts, few = NUTS(), task.of_few_chains()
         steps = nuts.gradients(task.target.size)
         all_rows = Work.of_chains(few, len(task.rows) * steps, steps)
-        study, reason, misled = _study(task, all_rows)
+        weights, reason, misled = _weights(task, all_rows)
         verdict: str | None = None
-        if study is not None and self.laplace and _may_be_normal(task, study):
-            chosen, verdict = _weighted_draws(task, study, all_rows)
+        if weights is not None and self.laplace and _may_be_normal(weights):
+            chosen, verdict = _weighted_draws(weights, all_rows)
             if chosen is not None:
                 return chosen
-        if study is not None:
-            subsampled, reason, misled = _plan_subsampling(task, HMCECS(), study, all_rows)
+        if weights is not None:
+            subsampled, reason, misled = _plan_subsampling(HMCECS(), weights, all_rows)
             if subsampled is not None:
                 if verdict is not None:
                     subsampled.tuning["normal draws"] = verdict
@@ -99,8 +100,8 @@ class Auto(Method):
         if misled and may_have_mean(task):
             about_mean = HMCECS(anchor="mean")
             with suppress(ConvergenceError, CrudeControlVariateError):
-                elsewhere = about_mean.study(task, about_mean.find_anchor(task))
-                subsampled, why, _ = _plan_subsampling(task, about_mean, elsewhere, all_rows)
+                elsewhere = weigh(about_mean.studied, task, about_mean.find_anchor(task))
+                subsampled, why, _ = _plan_subsampling(about_mean, elsewhere, all_rows)
                 if subsampled is not None:
                     return about_mean, subsampled
                 reason += f", and about the mean {why}"
@@ -116,21 +117,22 @@ class Auto(Method):
 
 
 def _weighted_draws(
-    task: Task, study: Study, all_rows: Work
+    weights: Weights, all_rows: Work
 ) -> tuple[tuple[Method, Plan] | None, str | None]:
     """Plan weighted draws, normal or along skewed axes, if they suffice; else say why not."""
     method, started = Laplace(weighted=False), time.perf_counter()
+    task, centre, anchor = weights.about.task, weights.about.centre, weights.about.anchor
     description, curves = "weighted normal draws", None
-    pool, proposals = method.weighed(study, ENOUGH, NormalDensity(study.centre))
-    if not _enough(proposals.verdict) and may_be_curved(task, study.anchor):
-        curves = skewed_axes(pool.log_posterior, study.centre, study.anchor, pool.whitened)
+    pool, proposals = method.weighed(weights, ENOUGH, NormalDensity(centre))
+    if not _enough(proposals.verdict) and may_be_curved(task, anchor):
+        curves = skewed_axes(pool.log_posterior, centre, anchor, pool.whitened)
         task.cache[KEPT] = curves
         if curves is not None:
             count = curves.axes.shape[1]
             description = f"weighted draws, normal but for {count} skewed " + (
                 "axis" if count == 1 else "axes"
             )
-            pool, proposals = method.weighed(study, ENOUGH, NormalDensity(study.centre, curves))
+            pool, proposals = method.weighed(weights, ENOUGH, NormalDensity(centre, curves))
     if not _enough(proposals.verdict, curves is not None):
         task.cache[LONGER] = proposals.verdict.share < FEW
         return None, f"not taken: {proposals.verdict.numbers(pool.rows)}"
@@ -140,8 +142,8 @@ def _weighted_draws(
     return (method, plan), None
 
 
-def _study(task: Task, all_rows: Work) -> tuple[Study | None, str, bool]:
-    """Return the pilot study at the mode, or None, the reason, and whether the mode is to blame.
+def _weights(task: Task, all_rows: Work) -> tuple[Weights | None, str, bool]:
+    """Return weights of rows at the mode, or None, the reason, and whether the mode is to blame.
 
     Raises
     ------
@@ -158,7 +160,7 @@ def _study(task: Task, all_rows: Work) -> tuple[Study | None, str, bool]:
                 False,
             )
         method.check_task(task)
-        return method.study(task, anchor), "", False
+        return weigh(method.studied, task, anchor), "", False
     except CrudeControlVariateError as crude:
         return None, crude.sentence, False
     except NoModeError:
@@ -174,10 +176,11 @@ def _has_scales(task: Task) -> bool:
     return task.target.likelihood.size != task.target.size
 
 
-def _may_be_normal(task: Task, study: Study) -> bool:
+def _may_be_normal(weights: Weights) -> bool:
     """Whether normal draws are worth trying: plain rows, a concave mode, no priors' parameters."""
-    concave = not any(note.code in UNFIT for note in study.anchor.notes)
-    if _has_scales(task) or study.proxy.warp is not None or task.grouped:
+    about, task = weights.about, weights.about.task
+    concave = not any(note.code in UNFIT for note in about.anchor.notes)
+    if _has_scales(task) or about.proxy.warp is not None or task.grouped:
         return False
     return concave and task.target.model.has_mode
 
@@ -195,29 +198,26 @@ def _enough(verdict: Verdict, curved: bool = False) -> bool:
 
 
 def _plan_subsampling(
-    task: Task, method: HMCECS, study: Study, all_rows: Work
+    method: HMCECS, weights: Weights, all_rows: Work
 ) -> tuple[Plan | None, str, bool]:
     """Plan HMC-ECS; or None, why it would fail or cost more, and whether the mode is to blame."""
+    task = weights.about.task
     try:
-        plan = method.plan(task, study)
+        examined = method.examine(task, weights)
     except CrudeControlVariateError as crude:
         return None, crude.sentence, False
-    reasons = [note for note in plan.notes if note.code in UNFIT | COSTLY]
+    reasons = [note for note in examined.notes if note.code in UNFIT | COSTLY]
     if reasons:
         return None, reasons[0].sentence, reasons[0].code in MISLED
-    doubt = _doubt(plan, study)
+    doubt = _doubt(examined)
     if doubt is not None and affordable(task, all_rows):
         return None, doubt, False
     if _has_scales(task) and is_short(task, all_rows.longer(WIDER)):
         scales = "scales of groups are sampled, where control variates are crude"
         return None, f"{scales}, and {len(task.rows):,} rows are few", False
-    kernel = plan.kernel
-    assert isinstance(kernel, EnergyConservingKernel)
-    certain = plan.tuning["certainty"]
-    assert isinstance(certain, dict)
-    rows = kernel.subsample + int(certain["value"] or 0)
-    cost = 1 if isinstance(study.control_variate, LinearTaylor) else RESIDUAL
-    steps = study.steps + 1
+    study, choice = examined.study, examined.choice
+    rows, steps = choice.subsample + choice.certainty, method.steps(study) + 1
+    cost = 1 if study.about.linear else RESIDUAL
     work = Work.of_chains(task, rows * steps * cost, steps)
     if work.gradients > all_rows.gradients:
         return (
@@ -226,25 +226,24 @@ def _plan_subsampling(
             "trajectories, which costs more",
             False,
         )
-    seconds = seconds_for(task, work, all_rows)
-    plan.tuning["method"] = _cost_line(f"HMC-ECS, m = {kernel.subsample:,}", *seconds)
+    plan, seconds = method.compose(examined), seconds_for(task, work, all_rows)
+    plan.tuning["method"] = _cost_line(f"HMC-ECS, m = {choice.subsample:,}", *seconds)
     return plan, "", False
 
 
-def _doubt(plan: Plan, study: Study) -> str | None:
+def _doubt(examined: Examined[Choice]) -> str | None:
     """Say why HMC-ECS would warn that its answer may be wrong; None if it would not.
 
     The pilot study has seen draws of the posterior itself, which show where chains will go: so far
     from the mode that `anchor-far` follows, or where residuals are heavy-tailed.
     """
-    doubts = [note for note in plan.notes if note.code in DOUBTED]
+    doubts = [note for note in examined.notes if note.code in DOUBTED]
     if doubts:
         return doubts[0].sentence
-    distance = study.distance
-    if distance > ANCHOR_FAR:
+    if examined.distance > ANCHOR_FAR:
         return (
-            f"the posterior's mean lies {distance:.1f} posterior sd from its mode, about which "
-            "HMC-ECS expands"
+            f"the posterior's mean lies {examined.distance:.1f} posterior sd from its mode, about "
+            "which HMC-ECS expands"
         )
     return None
 

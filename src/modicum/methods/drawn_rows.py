@@ -9,13 +9,11 @@ that makes an effective draw cheaper.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from modicum.kernels.designs import Drawn, WeightTables, certainty_rows, draw_on_host
-from modicum.methods.method import Tuning
 from modicum.models.model import Batch
 from modicum.rows import Rows
 
@@ -39,10 +37,10 @@ class SampledRows(NamedTuple):
 
     @classmethod
     def of(
-        cls, rng: np.random.Generator, rows: Rows, most: int, tables: WeightTables, floor: float
+        cls, rng: np.random.Generator, rows: Rows, most: int, tables: WeightTables
     ) -> SampledRows:
         """Sample `most` of the rows, or take all of them if they are fewer."""
-        row_ids, chance, expected, certain = sample_on_host(rng, most, tables, floor)
+        row_ids, chance, expected, certain = sample_on_host(rng, most, tables)
         batch = rows.take(row_ids) | {"probability": expected}
         return cls(Drawn(row_ids, chance), batch, certain)  # type: ignore[arg-type]
 
@@ -78,9 +76,7 @@ class SampledIds(NamedTuple):
     certain: int  # number of certainty rows, which come first
 
 
-def sample_on_host(
-    rng: np.random.Generator, count: int, tables: WeightTables, floor: float = 0.1
-) -> SampledIds:
+def sample_on_host(rng: np.random.Generator, count: int, tables: WeightTables) -> SampledIds:
     """Sample `count` rows, taking rows that would be drawn repeatedly exactly once.
 
     A few rows may have nearly all of the weight, and `count` draws would be copies of these. If
@@ -98,9 +94,9 @@ def sample_on_host(
         if often == number:
             break
         number = often
-        rest = certainty_rows(tables, number, floor).rest
+        rest = certainty_rows(tables, number).rest
     drawn = draw_on_host(rng, count - number, rest)
-    certain = certainty_rows(tables, number, floor)
+    certain = certainty_rows(tables, number)
     among_rest = np.asarray(drawn.probability)
     before = (
         (among_rest - certain.even) / certain.slope
@@ -127,104 +123,28 @@ FIRST = 50  # certainty rows to try first
 GAIN = 0.9  # cost relative to no certainty rows, above which they are not worth it
 
 
-class Costed(Protocol):
-    """Everything that was chosen along with a number of certainty rows, and its cost."""
-
-    @property
-    def cost(self) -> float:
-        """Cost of an effective draw, in any unit."""
-        ...
-
-
-C = TypeVar("C", bound=Costed)
-
-
 def cheapest_number(
-    choose: Callable[[int], C], none: C, most: int, row_cost: float = 0.0, stop_ratio: float = 1.0
-) -> tuple[int, C]:
-    """Return the cheapest number of certainty rows, and what `choose` returns for it.
+    cost: Callable[[int], float], most: int, row_cost: float = 0.0, stop_ratio: float = 1.0
+) -> tuple[int, float]:
+    """Return the cheapest number of certainty rows, and its cost relative to having none.
 
     Parameters
     ----------
-    choose
-        Maps a number of certainty rows to the choice of everything else.
-    none
-        The choice without certainty rows, which are taken only if they save a tenth of its cost.
+    cost
+        Cost of an effective draw with a number of certainty rows, in any unit. They are taken only
+        if they save a tenth of it.
     most
         The most certainty rows to consider.
     row_cost
-        What a certainty row costs at least: numbers that cost more than `none` are not tried.
+        What a certainty row costs at least: numbers that cost more than having none are not tried.
     stop_ratio
         Cost relative to that of half as many, above which doubling stops.
     """
-    count, best, number = 0, none, FIRST
-    while number <= most and number * row_cost < none.cost:
-        choice = choose(number)
-        if choice.cost >= (stop_ratio * best.cost if count else best.cost):
+    none = best = cost(0)
+    count, number = 0, FIRST
+    while number <= most and number * row_cost < none:
+        tried = cost(number)
+        if tried >= (stop_ratio * best if count else best):
             break
-        count, best, number = number, choice, 2 * number
-    return (count, best) if best.cost < GAIN * none.cost else (0, none)
-
-
-# Cost relative to that of half as many, above which doubling stops: near its minimum the cost
-# hardly depends on the number, and every row must be held and read.
-STOP_RATIO = 0.95
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Settings that a pilot study chose together with a number of certainty rows.
-
-    Attributes
-    ----------
-    certainty
-        The number of certainty rows.
-    cost
-        Predicted evaluations of rows per effective draw.
-    why
-        The reason for each setting.
-    """
-
-    certainty: int = field(default=0, kw_only=True)
-    cost: float = field(default=0.0, kw_only=True)
-    why: dict[str, str] = field(default_factory=dict, kw_only=True)
-
-    def explained(self, *names: str) -> Tuning:
-        """Return the values of these settings with their reasons."""
-        return {name: {"value": getattr(self, name), "why": self.why[name]} for name in names}
-
-
-T = TypeVar("T", bound=Tuned)
-
-
-def cheapest_certainty(
-    choose: Callable[[int], T], setting: int | Literal["auto"], steps: int, most: int
-) -> T:
-    """Choose the number of certainty rows together with everything that depends on it.
-
-    Parameters
-    ----------
-    choose
-        Maps a number of certainty rows to the choice of everything else.
-    setting
-        The number of certainty rows, if the user set it.
-    steps
-        Leapfrog steps expected per iteration.
-    most
-        The most certainty rows to consider.
-    """
-    if setting != "auto":
-        return with_reason(choose(setting), "set by hand")
-    none = choose(0)
-    count, best = cheapest_number(choose, none, most, row_cost=steps + 1, stop_ratio=STOP_RATIO)
-    if not count:
-        return with_reason(none, "certainty rows would not save a tenth of the evaluations")
-    ratio = best.cost / none.cost
-    share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
-    why = f"an effective draw takes {share} of the evaluations that it takes without certainty rows"
-    return with_reason(best, f"{why}, and more rows would save little")
-
-
-def with_reason(choice: T, why: str) -> T:
-    """Add the reason for the number of certainty rows."""
-    return replace(choice, why=choice.why | {"certainty": why})
+        count, best, number = number, tried, 2 * number
+    return (count, best / none) if best < GAIN * none else (0, 1.0)

@@ -31,10 +31,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, prod
-from typing import Annotated, ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -49,9 +49,8 @@ from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.remainder import About, remainder
 from modicum.kernels.residuals_by_numpy import NumPyRows, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
-from modicum.methods.drawn_rows import SampledRows
-from modicum.methods.ecs.perturbed import HMCECS
-from modicum.methods.ecs.pilot import Study
+from modicum.methods.ecs.anchored_proxy import StudySettings, check_task
+from modicum.methods.ecs.pilot import Weights, weigh
 from modicum.methods.method import Method, Outcome, Plan, Task, Tuning
 from modicum.methods.nested_draws import Pooled, nested_draws
 from modicum.methods.skewed_axes import explain_curves
@@ -78,23 +77,23 @@ class WeighingPool:
 
     Parameters
     ----------
-    study
-        The pilot study, with control variates at the mode and weights of rows.
+    weights
+        The weights of all rows, and control variates at the mode.
     size
         Rows in the pool, at most all rows.
     """
 
-    def __init__(self, study: Study, size: int) -> None:
-        self.study = study
-        self.proxy = study.proxy._replace(warp=None)  # draws are absolute, not relative to scales
-        task = study.task
-        rng = generator(task.seed, Stream.LAPLACE_ROWS)
-        sampled = SampledRows.of(rng, task.rows, size, study.weight_tables, study.method.floor)
+    def __init__(self, weights: Weights, size: int) -> None:
+        # Draws are absolute, not relative to scales.
+        proxy = weights.about.proxy._replace(warp=None)
+        self.about = replace(weights.about, proxy=proxy)
+        rng = generator(self.about.task.seed, Stream.LAPLACE_ROWS)
+        sampled, form = weights.sample(rng, size), self.about.control_variate
         self.rows, self.certain, batch = sampled.number, sampled.certain, sampled.batch
         self._plain: NumPyRows | None = None
         self._parts: list[Pytree] = []
-        if needs_no_compiler(study.control_variate):
-            self._plain = NumPyRows(study.control_variate, batch, self.proxy)
+        if needs_no_compiler(form):
+            self._plain = NumPyRows(form, batch, proxy)
             return
         self._block = min(BLOCK, self.rows)
         self._parts = [self._cached(batch, first) for first in range(0, self.rows, self._block)]
@@ -103,15 +102,15 @@ class WeighingPool:
         """Prepare one block of rows; the last is padded with rows that are not counted."""
         places = np.minimum(np.arange(first, first + self._block), self.rows - 1)
         part = {name: values[places] for name, values in batch.items()}
-        return cached_rows(self.study.control_variate, part, self.proxy)
+        return cached_rows(self.about.control_variate, part, self.about.proxy)
 
     @in_double_precision
     @np.errstate(invalid="ignore")  # far from the mode, rows may have density 0
     def weigh(self, z: np.ndarray, middle: np.ndarray | None = None) -> PoolWeights:
         """Weight draws (S, d) in whitened coordinates with mean `middle`, by default the centre."""
-        study = self.study
-        middle = study.centre if middle is None else middle
-        study.task.ledger.add("weights", self.rows * len(z), "density")
+        about = self.about
+        middle = about.centre if middle is None else middle
+        about.task.ledger.add("weights", self.rows * len(z), "density")
         total = np.zeros(len(z))
         slopes = np.zeros((self.rows, z.shape[1]))
         in_blocks = self._compiled_blocks if self._plain is None else self._plain.in_blocks
@@ -119,28 +118,26 @@ class WeighingPool:
             total[block] += values.sum(axis=1)
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
-        away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
-        return PoolWeights(
-            total + study.log_proxy(z, self.proxy) + away, self._noise(slopes / len(z))
-        )
+        away = 0.5 * np.sum((z - about.centre) ** 2, axis=1)
+        return PoolWeights(total + about.log_proxy(z) + away, self._noise(slopes / len(z)))
 
     @property
     def whitened(self) -> np.ndarray | None:
         """The rows in whitened coordinates, (rows, d); None without a linear predictor."""
         if self._plain is not None:
             return self._plain.whitened
-        if not isinstance(self.study.control_variate, LinearTaylor):
+        if not isinstance(self.about.control_variate, LinearTaylor):
             return None
         return np.concatenate([np.asarray(part.rows) for part in self._parts])[: self.rows]
 
     def log_posterior(self, z: np.ndarray) -> np.ndarray:
         """Estimate the log-posterior at whitened points (S, d), up to a constant."""
-        away = 0.5 * np.sum((z - self.study.centre) ** 2, axis=1)
+        away = 0.5 * np.sum((z - self.about.centre) ** 2, axis=1)
         return np.asarray(self.weigh(z).log_ratio - away)
 
     def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Yield slices of draws and of rows, and d_i / c_i for these, (draws, rows)."""
-        evaluate = partial(_block_values, self.study.control_variate)
+        evaluate = partial(_block_values, self.about.control_variate)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             for first in range(0, len(z), BLOCK):
                 block = slice(first, first + BLOCK)
@@ -150,7 +147,7 @@ class WeighingPool:
 
                 @in_double_precision
                 def evaluate_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
-                    return np.asarray(evaluate(cached, filled, self.proxy))
+                    return np.asarray(evaluate(cached, filled, self.about.proxy))
 
                 for k, values in enumerate(threads.map(evaluate_part, self._parts)):
                     rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
@@ -161,7 +158,7 @@ class WeighingPool:
         drawn = slopes[self.certain :]
         if len(drawn) < 2:
             return 0.0
-        L = self.study.anchor.dense_factor
+        L = self.about.anchor.dense_factor
         unit = L / np.maximum(np.sqrt(np.sum(L**2, axis=1, keepdims=True)), 1e-300)
         return float(np.sqrt(len(drawn) * np.max(np.var(drawn @ unit.T, axis=0, ddof=1))))
 
@@ -224,23 +221,12 @@ class Verdict(NamedTuple):
         )
 
 
-class Density(Protocol):
-    """A density close to the posterior that can be drawn from."""
-
-    def draw(
-        self, rng: np.random.Generator, shape: tuple[int, int]
-    ) -> tuple[np.ndarray, np.ndarray | float]:
-        """Draw whitened z (*shape, d); return them, and the log of normal over this density."""
-        ...
-
-    @property
-    def tuning(self) -> Tuning:
-        """What to say about it."""
-        ...
-
-
 class NormalDensity(NamedTuple):
-    """The normal approximation at the mode, or along curves the quantiles of the posterior."""
+    """The normal approximation at the mode, or along curves the quantiles of the posterior.
+
+    Like any density that is close to the posterior, it can `draw` whitened z of a shape, and the
+    log of the normal approximation over itself there; `tuning` is what to say about it.
+    """
 
     centre: np.ndarray
     curves: Curves | None = None
@@ -289,6 +275,9 @@ class NestedDensity(NamedTuple):
         """How many scales there are."""
         scales = len(self.pooled.scales)
         return {"scales": f"{scales} drawn from their marginal, coefficients given these"}
+
+
+Density: TypeAlias = NormalDensity | NestedDensity
 
 
 class Proposals(NamedTuple):
@@ -359,17 +348,19 @@ class Laplace(Method):
                 f"draws row by row, which is impossible with {name}; use method='hmc-ecs' or "
                 "'nuts'."
             )
-        settings = HMCECS()
-        settings.check_task(task)
-        study = Study(settings, task, task.anchor_at_mode())
-        nested = nested_density(study)
+        check_task(task)
+        # As for HMC-ECS, whose programs on a GPU lack control variates of rare levels.
+        settings = StudySettings(levels=jax.default_backend() != "gpu")
+        weights = weigh(settings, task, task.anchor_at_mode())
+        nested = nested_density(weights)
         if nested is None and task.target.likelihood.size < task.target.size:
             raise SettingError(
                 "method='laplace' draws scales of groups if the model has at most "
                 f"{DENSE_LIMIT:,} parameters, and no scale of a horseshoe; use method='hmc-ecs', "
                 "'hmc' or 'nuts'."
             )
-        return self.of(*self.weighed(study, FAR, nested or NormalDensity(study.centre)))
+        density = nested or NormalDensity(weights.about.centre)
+        return self.of(*self.weighed(weights, FAR, density))
 
     @property
     def _first(self) -> int:
@@ -377,44 +368,45 @@ class Laplace(Method):
         return 0 if self.weighted else FIRST
 
     def weighed(
-        self, study: Study, tail: float, density: Density
+        self, weights: Weights, tail: float, density: Density
     ) -> tuple[WeighingPool, Proposals]:
         """Return a pool and proposals weighted with it; enlarge the pool if k is below `tail`."""
-        pool = WeighingPool(study, self.pool or LEAST_POOL)
-        proposals = Proposals.of(density, study.task.of_few_chains(), self._first).weighed(pool)
+        pool = WeighingPool(weights, self.pool or LEAST_POOL)
+        task = weights.about.task.of_few_chains()
+        proposals = Proposals.of(density, task, self._first).weighed(pool)
         noise = proposals.verdict.noise
         if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
             size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
-            pool = WeighingPool(study, size)
+            pool = WeighingPool(weights, size)
             proposals = proposals.weighed(pool)
         return pool, proposals
 
     def of(self, pool: WeighingPool, proposals: Proposals) -> Plan:
         """Return the plan with all its draws, given proposals of which some were weighted."""
-        study, verdict = pool.study, proposals.verdict
+        anchor, verdict = pool.about.anchor, proposals.verdict
         return Plan(
             kernel=None,
             context=None,
             flags={},
-            anchor=study.anchor,
+            anchor=anchor,
             tuning={
                 "verdict": verdict.text(pool.rows),
                 "pareto_k": round(verdict.tail, 3),
                 "pool_noise": float(f"{verdict.noise:.2g}"),
                 **proposals.density.tuning,
             },
-            notes=list(study.anchor.notes),
+            notes=list(anchor.notes),
             history=self._drawn(pool, proposals),
             memo=_doubts(verdict, pool.rows),
         )
 
     def _drawn(self, pool: WeighingPool, proposals: Proposals) -> History:
         """Return draws with their weights, or draws of equal weight."""
-        study, task, z = pool.study, pool.study.task.of_few_chains(), proposals.z
+        about, task, z = pool.about, pool.about.task.of_few_chains(), proposals.z
         log_ratio = self._all_ratios(pool, proposals)
         # `lp` as in HMC-ECS: the log-posterior estimated from the rows that were evaluated.
-        away = 0.5 * np.sum((z - study.centre) ** 2, axis=2)
-        stats = {"lp": log_ratio - proposals.growth - away + study.anchor.C + study.folded_prior}
+        away = 0.5 * np.sum((z - about.centre) ** 2, axis=2)
+        stats = {"lp": log_ratio - proposals.growth - away + about.anchor.C + about.folded_prior}
         if not self.weighted:
             chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
             places, rate = _independence_sampler(log_ratio, chances)
@@ -451,10 +443,11 @@ class Laplace(Method):
         return Outcome(weights=weights, warnings=plan.memo, independent=True)
 
 
-def nested_density(study: Study) -> NestedDensity | None:
+def nested_density(weights: Weights) -> NestedDensity | None:
     """Return the density of nested draws, if all scales are those of pooled effects; else None."""
-    pooled = None if study.arrow else Pooled.of(study.task.target, study.anchor)
-    return None if pooled is None else NestedDensity(pooled, study.anchor, study.centre)
+    about = weights.about
+    pooled = None if about.arrow else Pooled.of(about.task.target, about.anchor)
+    return None if pooled is None else NestedDensity(pooled, about.anchor, about.centre)
 
 
 def _independence_sampler(

@@ -290,7 +290,7 @@ def _attempt(task: Task) -> AtMean | NoMeanError:
 @in_double_precision
 def _anchor_at_mean(task: Task) -> AtMean:
     draws, small = _short_chains(task)
-    mean, factor, passes = _moved(task, small, draws, _moments(draws))
+    mean, factor, passes = _moved(task, small, draws)
     C, A, B = task.sums.hessian(mean, "anchor")
     if not all(np.all(np.isfinite(part)) for part in (C, A, B)):
         raise NoMeanError(
@@ -339,45 +339,32 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
     for stats in (history.warmup, history.stats):
         task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
     draws = task.start + history.position
-    _check_agreement(draws, size)
-    return draws, small
-
-
-def _check_agreement(draws: np.ndarray, n: int) -> None:
     worst = float(np.max(r_hat(draws)))
     if not worst < APART:  # NaN if no chain moved
         raise NoMeanError(
-            f"short chains on {n:,} rows disagree about where the posterior is (R-hat "
+            f"short chains on {size:,} rows disagree about where the posterior is (R-hat "
             f"{worst:.2f}), so that there is no mean to expand about; use method='nuts'."
         )
+    return draws, small
 
 
-class _Normal(NamedTuple):
-    """Mean and factor of a normal distribution."""
-
-    mean: np.ndarray
-    factor: np.ndarray
-
-
-def _moments(draws: np.ndarray) -> _Normal:
+def _moments(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of draws, and a factor of their covariance (diagonal if d is large)."""
     flat = draws.reshape(-1, draws.shape[2])
     count, d = flat.shape
     variance = flat.var(axis=0)
     if d > DENSE:
-        return _Normal(flat.mean(axis=0), np.diag(np.sqrt(variance)))
+        return flat.mean(axis=0), np.diag(np.sqrt(variance))
     share = d / (d + count)  # shrink towards the diagonal, more so with fewer draws
     cov = (1 - share) * np.cov(flat, rowvar=False).reshape(d, d) + share * np.diag(variance)
-    return _Normal(flat.mean(axis=0), np.linalg.cholesky(cov))
+    return flat.mean(axis=0), np.linalg.cholesky(cov)
 
 
-def _moved(
-    task: Task, small: Task, draws: np.ndarray, about: _Normal
-) -> tuple[np.ndarray, np.ndarray, int]:
+def _moved(task: Task, small: Task, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Move the mean from the subset's to that of all rows; return it, the factor and the passes."""
     flat = draws.reshape(-1, draws.shape[2])
     draw_ids = generator(task.seed, Stream.MEAN_POINTS).choice(len(flat), POINTS, replace=False)
-    points, (mean, factor), d = flat[draw_ids], about, flat.shape[1]
+    points, (mean, factor), d = flat[draw_ids], _moments(draws), flat.shape[1]
     times = len(task.rows) / len(small.rows)
     of_subset = times * small.sums.gradients(points, "subset") + _prior_slopes(task, points)
     origin = mean

@@ -1,6 +1,5 @@
 """Energy-conserving subsampling: HMC-ECS, perturbed and signed."""
 
-from modicum.methods.ecs.perturbed import HMCECS
-from modicum.methods.ecs.signed import SignedHMCECS
+from modicum.methods.ecs.hmc_ecs import HMCECS, SignedHMCECS
 
 __all__ = ["HMCECS", "SignedHMCECS"]

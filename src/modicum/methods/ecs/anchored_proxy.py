@@ -1,7 +1,8 @@
-"""The control variates of a run, expanded about its anchor, and the normal approximation there.
+"""The first stage of a pilot study: control variates about an anchor, and where the posterior is.
 
-The pilot study and the weighting of rows in an HMC-ECS run start from these: the control variate,
-the sum of its proxies over all rows, and where the posterior lies in whitened coordinates.
+Methods that subsample rows, and those that weight draws by a pool of rows, start from these: the
+control variate, the sum of its proxies over all rows, and approximate draws of the posterior in
+whitened coordinates.
 
 Scales and dispersions are sampled on the log scale. If the posterior is wide there, the
 log-likelihood of a row may be far from quadratic on the log scale, and nearly quadratic in the
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.errors import SettingError, suggestion
+from modicum.errors import CrudeControlVariateError, SettingError, suggestion
 from modicum.kernels.control_variates import (
     MANY,
     AutodiffTaylor,
@@ -34,13 +35,20 @@ from modicum.kernels.control_variates import (
 from modicum.kernels.expansion import POWERS, bend, group_proxy, variance_unit
 from modicum.kernels.protocols import Bend, ControlVariate, Proxy
 from modicum.linalg.arrow import ArrowFactor
-from modicum.methods.ecs.pilot_draws import log_proxies, straightened
-from modicum.methods.ecs.settings import EnergyConserving
+from modicum.methods.ecs.pilot_draws import (
+    SHARED,
+    PilotDraws,
+    log_proxies,
+    pilot_draws,
+    straightened,
+)
 from modicum.methods.method import Chosen, Task, Tuning
 from modicum.models import LinearPredictorModel, Target
-from modicum.models.model import Batch
+from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior, prior_slope
+from modicum.random import Stream, generator
+from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit
 
@@ -183,9 +191,41 @@ def _explain(names: list[str], power: np.ndarray, variance: tuple[float, float])
 
 
 FACTOR_ROWS = 256  # rows on which the error of whitening in float32 is measured
+COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
 
 
-@dataclass
+@dataclass(frozen=True)
+class StudySettings:
+    """What a pilot study depends on besides the rows and the anchor.
+
+    Attributes
+    ----------
+    order, precision, whitening
+        Order of the control variates, the type of their rows and residuals, and how fresh rows are
+        whitened; see `HMCECS`.
+    design
+        How rows are drawn.
+    anchor
+        "mode", "mean", or "anchor" for any other point.
+    levels
+        Whether rare levels may have control variates of their own.
+    by_spread
+        Whether rows are weighted by the spread of pilot chains if the posterior is not normal.
+    scheduled
+        Whether it is part of the paper's schedule: its anchor moves, and its chains are straight.
+    """
+
+    order: int = 2
+    precision: str = "float64"
+    whitening: str = "auto"
+    design: str = "weighted"
+    anchor: str = "mode"
+    levels: bool = True
+    by_spread: bool = True
+    scheduled: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class AnchoredProxy:
     """Control variates about an anchor, and the sum of their proxies.
 
@@ -193,54 +233,25 @@ class AnchoredProxy:
     ----------
     control_variate, proxy
         The residuals of rows about their expansions, and the expansions' sum over all rows.
-    folded_prior
-        The part of the log-prior at the anchor that the proxy includes.
-    whitening
-        How fresh rows are whitened, and why, if there is a choice.
     centre
         Mean of the normal approximation, in whitened coordinates.
+    draws
+        Approximate draws of the posterior.
+    folded_prior
+        The part of the log-prior at the anchor that the proxy includes.
+    tuning
+        The coordinates of the expansion, and how fresh rows are whitened, where there is a choice.
     """
 
-    method: EnergyConserving
+    settings: StudySettings
     task: Task
     anchor: Anchor
-
-    def __post_init__(self) -> None:
-        task, anchor = self.task, self.anchor
-        self.control_variate = control_variate(
-            task.target, self.method.order, self.method.precision
-        )
-        # Normal priors are folded into the proxy's quadratic, without its constant; the proxy of
-        # groups evaluates the whole prior itself.
-        self.folded_prior = 0.0
-        if not task.grouped:
-            self.folded_prior = folded_prior(task.target, anchor.point)[0]
-        self._some_rows: np.ndarray | None = None
-        self.proxy, self.whitening = self.with_row_factor(self._proxy())
-        # The posterior lies one Newton step from t*: pilot draws about t* itself would flatter the
-        # control variates, whose residuals vanish there. The mean is its centre already.
-        self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
-        if self.method.at_mean:
-            self.centre = np.zeros_like(self.centre)
-
-    def _proxy(self) -> Proxy:
-        """Return the anchor's sums; for groups, in the coordinates that suit their information."""
-        target, anchor, order = self.task.target, self.anchor, self.method.order
-        if not self.task.grouped:
-            return proxy(anchor, target, order)
-        unit = variance_unit(target.likelihood, anchor.point, as_groups(self.task.rows))
-        return group_proxy(anchor, target, order, unit)
-
-    def _prior_slope(self) -> np.ndarray:
-        """Return the gradient at t* of the log-prior, or of its normal approximation."""
-        target, point = self.task.target, self.anchor.point
-        if target.exact_prior is None:
-            return prior_slope(target, point)[1]
-        L = self.anchor.factor
-        V = L.covariance if isinstance(L, ArrowFactor) else L @ L.T
-        exact, numbers = target.exact_prior
-        mean, precision = exact.normal_approximation(point, V, numbers)
-        return np.asarray(folded_prior(target, point, smooth=True)[1] - precision @ (point - mean))
+    control_variate: ControlVariate[Pytree]
+    proxy: Proxy
+    centre: np.ndarray
+    draws: PilotDraws
+    folded_prior: float
+    tuning: Tuning
 
     @property
     def linear(self) -> bool:
@@ -251,21 +262,6 @@ class AnchoredProxy:
     def arrow(self) -> bool:
         """Whether the effects of one factor are too many for dense matrices."""
         return isinstance(self.anchor.factor, ArrowFactor)
-
-    def with_row_factor(self, proxy: Proxy) -> tuple[Proxy, Tuning]:
-        """Add a factor that whitens rows of many columns faster to the proxy; say how accurate."""
-        form, rows = self.control_variate, self.task.rows
-        if not isinstance(form, LinearTaylor) or form.target.coding is not None:
-            return proxy, {}
-        if form.target.size < MANY or self.method.whitening != "auto":
-            return proxy, {}
-        if self._some_rows is None:
-            at = np.unique(np.linspace(0, len(rows) - 1, FACTOR_ROWS).astype(int))
-            self._some_rows = np.asarray(form.matrix(rows.take(at)).densely())
-        factor, error = row_factor(np.asarray(proxy.factor)[: form.target.size], self._some_rows)
-        why = f"in float32, whitened rows are off by {error:.1g} of their length"
-        chosen: Chosen = {"value": str(factor.blocks[0].dtype), "why": why}
-        return proxy._replace(row_factor=factor), {"whitening": chosen}
 
     def straight(self, draws: np.ndarray) -> np.ndarray:
         """Return draws as control variates need them, with effects in absolute units."""
@@ -281,14 +277,11 @@ class AnchoredProxy:
             return np.asarray(self.log_proxy(z) + np.sum(away, axis=1))
         return np.asarray(np.sum(terms + away, axis=1) + self._curve_sum(z))
 
-    def log_proxy(self, z: np.ndarray, proxy: Proxy | None = None) -> np.ndarray:
-        """Return the log of proxy times prior at whitened points, up to a constant.
-
-        `proxy` replaces the study's own.
-        """
+    def log_proxy(self, z: np.ndarray) -> np.ndarray:
+        """Return the log of proxy times prior at whitened points, up to a constant."""
         terms = self._quadratic_terms(z)
         if terms is None:
-            return np.asarray(log_proxies(self.control_variate, proxy or self.proxy, z))
+            return np.asarray(log_proxies(self.control_variate, self.proxy, z))
         return np.asarray(np.sum(terms, axis=1) + self._curve_sum(z))
 
     def _curve_sum(self, z: np.ndarray) -> np.ndarray | float:
@@ -302,17 +295,95 @@ class AnchoredProxy:
         """Return what each coordinate adds to `log_proxy`; None if that is not quadratic."""
         proxy = self.proxy
         bent = proxy.warp is not None or proxy.bend is not None
-        if bent or proxy.prior is not None or self._has_own_prior():
+        # The proxy of a user's model excludes the prior.
+        own_prior = not isinstance(self.task.target.model, LinearPredictorModel)
+        if bent or proxy.prior is not None or own_prior:
             return None
         curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
         return np.asarray(z * (np.asarray(proxy.a) + curved / 2))
-
-    def _has_own_prior(self) -> bool:
-        """Whether the proxy's quadratic excludes the prior, as for a user's model."""
-        return not isinstance(self.task.target.model, LinearPredictorModel)
 
     @property
     def fresh(self) -> float:
         """Cost of a fresh row, in evaluations of a row."""
         cost, factor = self.control_variate.fresh_cost, self.proxy.row_factor
         return cost if factor is None else 1 + (cost - 1) * share_of_work(factor)
+
+
+def check_task(task: Task) -> None:
+    """Refuse rows and models that cannot be expanded with any setting."""
+    task.check_fields("HMC-ECS")
+    if task.target.size > DENSE_LIMIT and task.target.arrow is None:
+        besides = " besides the effects of one factor" if task.target.model.has_groups else ""
+        raise CrudeControlVariateError(
+            f"HMC-ECS needs the Hessian of all {task.target.size:,} parameters, and the limit is "
+            f"{DENSE_LIMIT:,}{besides}",
+            "use method='nuts' on all rows",
+        )
+
+
+def expand(settings: StudySettings, task: Task, anchor: Anchor) -> AnchoredProxy:
+    """Expand the rows about an anchor, in coordinates chosen by the residuals of some of them."""
+    target, model = task.target, task.target.model
+    form = control_variate(target, settings.order, settings.precision)
+    about = _proxy(task, anchor, settings.order)
+    about, whitening = with_row_factor(settings, form, about, task.rows)
+    # The posterior lies one Newton step from t*: pilot draws about t* itself would flatter the
+    # control variates, whose residuals vanish there. The mean is its centre already.
+    centre = anchor.factor.T @ (anchor.A + _prior_slope(target, anchor))
+    if settings.anchor == "mean":
+        centre = np.zeros_like(centre)
+    # A kink may be the very reason why a user's model has no mode.
+    no_mode = isinstance(model, LinearPredictorModel) and not model.has_mode
+    draws = pilot_draws(form, about, centre, task.seed, settings.anchor == "mean" or no_mode)
+
+    def sampled_rows() -> Batch:
+        rows, seed = task.rows, task.seed if task.grouped else SHARED
+        rng = generator(seed, Stream.COORDINATE_ROWS)
+        row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
+        return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
+
+    expansion = choose_coordinates(target, form, anchor, about, draws.weighing, sampled_rows)
+    if expansion.evaluations:
+        task.ledger.add("pilot", expansion.evaluations, "density")
+    if expansion.bend is not None:
+        about = about._replace(bend=expansion.bend)
+    # Normal priors are folded into the proxy's quadratic, without its constant; the proxy of groups
+    # evaluates the whole prior itself.
+    folded = 0.0 if task.grouped else folded_prior(target, anchor.point)[0]
+    tuning = expansion.tuning | whitening
+    return AnchoredProxy(settings, task, anchor, form, about, centre, draws, folded, tuning)
+
+
+def _proxy(task: Task, anchor: Anchor, order: int) -> Proxy:
+    """Return the anchor's sums; for groups, in the coordinates that suit their information."""
+    if not task.grouped:
+        return proxy(anchor, task.target, order)
+    unit = variance_unit(task.target.likelihood, anchor.point, as_groups(task.rows))
+    return group_proxy(anchor, task.target, order, unit)
+
+
+def _prior_slope(target: Target, anchor: Anchor) -> np.ndarray:
+    """Return the gradient at t* of the log-prior, or of its normal approximation."""
+    point, L = anchor.point, anchor.factor
+    if target.exact_prior is None:
+        return prior_slope(target, point)[1]
+    V = L.covariance if isinstance(L, ArrowFactor) else L @ L.T
+    exact, numbers = target.exact_prior
+    mean, precision = exact.normal_approximation(point, V, numbers)
+    return np.asarray(folded_prior(target, point, smooth=True)[1] - precision @ (point - mean))
+
+
+def with_row_factor(
+    settings: StudySettings, form: ControlVariate[Pytree], proxy: Proxy, rows: Rows
+) -> tuple[Proxy, Tuning]:
+    """Add a factor that whitens rows of many columns faster to the proxy; say how accurate."""
+    if not isinstance(form, LinearTaylor) or form.target.coding is not None:
+        return proxy, {}
+    if form.target.size < MANY or settings.whitening != "auto":
+        return proxy, {}
+    at = np.unique(np.linspace(0, len(rows) - 1, FACTOR_ROWS).astype(int))
+    some_rows = np.asarray(form.matrix(rows.take(at)).densely())
+    factor, error = row_factor(np.asarray(proxy.factor)[: form.target.size], some_rows)
+    why = f"in float32, whitened rows are off by {error:.1g} of their length"
+    chosen: Chosen = {"value": str(factor.blocks[0].dtype), "why": why}
+    return proxy._replace(row_factor=factor), {"whitening": chosen}

@@ -1,268 +1,433 @@
-"""Compose the kernel and the plan of an HMC-ECS run from the choices of its pilot study.
+"""Energy-conserving subsampling: settings of its methods, and how a run is composed.
 
-On a GPU a chain may run as one fused program; `fusing_obstacle` says why not.
+A run goes through the stages of a pilot study (`modicum.methods.ecs.pilot`). Then a method chooses
+its subsample from the residuals, which with the study is all that its kernel depends on.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import ceil
+from math import ceil, pi
+from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import BelowOne, Bytes, Count, Point, Positive, Share, among, at_least
 from modicum.errors import ModicumWarning, SettingError
-from modicum.kernels.adaptation import schedule
-from modicum.kernels.control_variates import LinearTaylor
-from modicum.kernels.designs import DESIGNS, CertaintyRows
-from modicum.kernels.energy_conserving import (
-    EnergyConservingContext,
-    EnergyConservingKernel,
-    certain_rows,
-)
+from modicum.kernels.adaptation import schedule, typical_step_size
+from modicum.kernels.designs import DESIGNS
+from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.group_residuals import GroupTaylor
-from modicum.kernels.likelihood_estimates import Estimator, Perturbed
-from modicum.kernels.moves import HMCMove, NUTSMove
-from modicum.kernels.protocols import ControlVariate, Move, Settled
-from modicum.kernels.remainder import TERMS, About
-from modicum.methods.ecs.pilot import Study
-from modicum.methods.ecs.settings import EnergyConserving, Fused
-from modicum.methods.ecs.signed_products import Coreset
-from modicum.methods.method import Chosen, Plan, Tuning
+from modicum.kernels.likelihood_estimates import Estimator
+from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
+from modicum.kernels.protocols import ControlVariate, Move
+from modicum.methods.ecs.anchored_proxy import StudySettings, check_task
+from modicum.methods.ecs.coreset import Coreset
+from modicum.methods.ecs.fusing import Fused, fused_kernel, fusing_obstacle
+from modicum.methods.ecs.pilot import Study, Weights, study_rows, weigh
+from modicum.methods.ecs.run_checks import Case
+from modicum.methods.ecs.subsample import Tuned, cheapest_certainty, with_reason
+from modicum.methods.method import (
+    Chosen,
+    Method,
+    Outcome,
+    OwnMove,
+    Plan,
+    Task,
+    Tuning,
+    account,
+)
 from modicum.methods.skewed_axes import explain_curves
 from modicum.methods.weights import cached_rows, rows_for_chains, tables_for_chains
 from modicum.methods.whole_groups import GroupDesign, group_tables, uneven_groups
+from modicum.methods.without_mode import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.model import Batch
+from modicum.passes import Anchor, anchor_at
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups
-from modicum.runtime import Pytree, to_device
+from modicum.run.iterations import RowPlacement
+from modicum.run.runner import History
+from modicum.runtime import Pytree, in_double_precision, to_device
 
-WIDEST = 512  # most columns for which a program can hold a few rows
-
-
-def fused_kernel(
-    fused: Fused, kernel: EnergyConservingKernel, context: EnergyConservingContext
-) -> tuple[Settled | None, str]:
-    """Return the kernel that fuses many iterations per launch, or None; and the reason.
-
-    With `fused=True`, an obstacle is an error.
-    """
-    if fused is False:
-        return None, "fused iterations were switched off"
-    why = fusing_obstacle(kernel, context)
-    if why is None:
-        from modicum.kernels.fused.kernel import FusedKernel
-
-        form, estimator = kernel.control_variate, kernel.estimator
-        assert isinstance(form, LinearTaylor)
-        assert isinstance(estimator, Perturbed)
-        settled = FusedKernel(kernel, form, estimator.ddof, certain_rows(context))
-        return settled, "a chain runs as one GPU program"
-    if fused is True:
-        raise SettingError(f"iterations cannot be fused, since {why}; leave `fused` out.")
-    return None, why
+LEAPFROG_LENGTH = 1.2  # length of a trajectory, as in the HMC-ECS paper (section 6.3)
+MOST_CERTAIN = 20_000  # most certainty rows; they are never more than a quarter of the table
+QUARTER_TURN = pi / 2  # length after which a standard normal is independent of its start
+C = TypeVar("C", bound=Tuned)
 
 
-def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingContext) -> str | None:
-    """Say why iterations cannot be fused; None if they can."""
-    proxy, form = context.proxy, kernel.control_variate
-    if jax.default_backend() != "gpu":
-        return "there is no GPU"
-    if not isinstance(kernel.estimator, Perturbed):
-        return "the estimator is not the perturbed estimator"
-    if type(kernel.move) is not HMCMove:
-        return "parameters are not moved by HMC"
-    if not isinstance(form, LinearTaylor):
-        return "rows do not enter through a single linear predictor"
-    if form.prior is not None or proxy.warp is not None or proxy.bend is not None:
-        return "a prior is not normal"
-    if proxy.levels is not None:
-        return "rare levels have control variates of their own"
-    if proxy.curves is not None:
-        return "the posterior is skewed along some axes"
-    if proxy.B is not None:
-        return "control variates are not of second order about the mode"
-    if proxy.point.shape[0] > WIDEST:
-        return f"there are more than {WIDEST} parameters"
-    return None if _can_lower(form) else "the family uses a function that GPU programs lack"
-
-
-@lru_cache(maxsize=8)
-def _can_lower(form: LinearTaylor) -> bool:
-    """Whether the family's residuals can be lowered to a GPU program, by trying it."""
-    try:
-        from jax.experimental import pallas as pl
-        from jax.experimental.pallas import triton
-    except ImportError:
-        return False
-
-    def program(e: jax.Array, value: jax.Array, slope: jax.Array) -> None:
-        at = e[...]
-        value[...], slope[...] = form.residual(at, About(at, at, (at,) * TERMS))
-
-    shape = jax.ShapeDtypeStruct((16,), jnp.float32)
-    params = triton.CompilerParams(num_warps=1, num_stages=1)
-    call = pl.pallas_call(program, out_shape=(shape, shape), compiler_params=params)
-    try:
-        jax.jit(call).trace(shape).lower(lowering_platforms=("cuda",))
-    except Exception:  # the exception depends on JAX's version
-        return False
-    return True
-
-
-@dataclass(frozen=True)
-class Composition:
-    """A likelihood estimator and its subsample.
+@dataclass(frozen=True, eq=False)
+class BurnIn:
+    """Result of the burn-in of the paper's schedule.
 
     Attributes
     ----------
-    estimator
-        Estimates the likelihood from residuals.
-    subsample, blocks, refreshes
-        Capacity of the subsample in rows, its blocks, and blocks proposed anew per iteration.
-    tables
-        The estimator's constants for this data set.
-    certainty
-        Number of rows outside the subsample that are always evaluated.
-    coreset
-        Rows whose residuals predict the estimator's expectation, if any.
+    anchor
+        The anchor at the mean of the last draws.
+    sizes
+        The numbers of rows m, recalibrated unless set by hand, of blocks and of refreshes.
+    why
+        The reasons for these.
+    tuning
+        A description of the burn-in.
     """
 
-    estimator: Estimator[Pytree]  # of tables of any kind
-    subsample: int
-    blocks: int
-    refreshes: int
-    tables: Pytree = ()
-    certainty: int = 0
-    coreset: Coreset | None = None
+    anchor: Anchor
+    sizes: Mapping[str, int]
+    why: Mapping[str, str]
+    tuning: Tuning
 
-    def plan(self, study: Study, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
-        """Return the plan of the run."""
-        task, method = study.task, study.method
-        design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
-        uneven = uneven_groups(as_groups(task.rows), self.subsample) if task.grouped else []
-        kernel, context = self.kernel(study), self.context(study)
-        kernel, integrator = with_integrator(method, kernel, context)
-        settled, path = fused_kernel(method.fused, kernel, context)
+
+class Examined(NamedTuple, Generic[C]):
+    """A run before it is composed.
+
+    Attributes
+    ----------
+    study, choice
+        The pilot study, and the subsample chosen by it.
+    tuning, notes
+        Descriptions, and doubts.
+    distance
+        Distance of the posterior's mean from the anchor, in posterior standard deviations.
+    placement
+        The rows on their way to the device.
+    """
+
+    study: Study
+    choice: C
+    tuning: Tuning
+    notes: list[ModicumWarning]
+    distance: float
+    placement: RowPlacement
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyConserving(Method, Generic[C]):
+    """Subsampling in which the dynamics and the accept step use the same rows.
+
+    It holds the settings that do not depend on the estimator; see `HMCECS`.
+    """
+
+    blocks: Count | None = None
+    refreshes: Count | None = None
+    design: str = "weighted"
+    order: Annotated[int, among(0, 1, 2)] = 2
+    inner: Literal["hmc", "nuts"] | OwnMove = "hmc"
+    trajectory: Positive | None = None
+    integrator: Literal["auto", "leapfrog", "split"] = "auto"
+    jitter: BelowOne = 0.0
+    target_accept: Share = 0.8
+    step_size: Positive | None = None
+    anchor: Literal["mode", "mean"] | Point = "mode"
+    certainty: Annotated[int, at_least(0)] | Literal["auto"] = "auto"
+    levels: bool | Literal["auto"] = "auto"
+    precision: Literal["float64", "float32"] = "float64"
+    whitening: Literal["auto", "float64"] = "auto"
+    memory_limit: Bytes | None = None
+    fused: Fused = "auto"
+    tuning: Literal["auto", "paper"] = "auto"
+    of_digests: ClassVar[bool] = True
+    number: ClassVar[str]  # the setting that fixes how many rows are drawn
+    by_spread: ClassVar[bool] = True  # see `StudySettings`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.anchor, str):  # hashable and fully shown by repr
+            point = np.asarray(self.anchor, np.float64)
+            object.__setattr__(self, "anchor", tuple(float(t) for t in point.ravel()))
+        # Blocks are replaced one by one, which rules out designs that draw a whole batch jointly.
+        usable = [k for k, v in DESIGNS.items() if v.independent and v.needs != "clusters"]
+        if self.design not in usable:
+            names = " or ".join(map(repr, usable))
+            raise SettingError(f"design must be {names}, not {self.design!r}.")
+        if self.integrator != "auto" and self.inner != "hmc":
+            raise SettingError(
+                f"integrator={self.integrator!r} is for inner='hmc'; other moves have their own."
+            )
+        if self.tuning == "paper" and self.anchor != "mode":
+            raise SettingError("tuning='paper' finds its own anchor; leave `anchor` out.")
+        if self.tuning == "paper" and self.certainty not in ("auto", 0):
+            raise SettingError("tuning='paper' draws all its rows; leave `certainty` out.")
+
+    # What the methods differ in ------------------------------------------------------------
+
+    @property
+    def by_hand(self) -> dict[str, int]:
+        """The sizes that the user set."""
+        own = {name: getattr(self, name) for name in (self.number, "blocks", "refreshes")}
+        return {name: value for name, value in own.items() if value is not None}
+
+    @abstractmethod
+    def choose(self, study: Study, certainty: int, fixed: Mapping[str, int]) -> C:
+        """Choose the sizes that are not `fixed`, given the number of certainty rows."""
+
+    @abstractmethod
+    def likelihood(self, choice: C) -> Estimator[Pytree]:
+        """Return the estimator of the likelihood."""
+
+    @abstractmethod
+    def look_ahead(self, study: Study, choice: C) -> tuple[list[ModicumWarning], float]:
+        """Check the choice before the run; return also how far the posterior is from the anchor."""
+
+    @abstractmethod
+    def look_back(
+        self, case: Case, kernel: EnergyConservingKernel, history: History
+    ) -> list[ModicumWarning]:
+        """Check the run by its recorded statistics."""
+
+    @abstractmethod
+    def burn_in(self, task: Task) -> BurnIn:
+        """Run the schedule of the paper."""
+
+    # The stages of a run -------------------------------------------------------------------
+
+    @property
+    def studied(self) -> StudySettings:
+        """The settings of the pilot study."""
+        may_be_fused = self.fused and jax.default_backend() == "gpu"
+        return StudySettings(
+            order=self.order,
+            precision=self.precision,
+            whitening=self.whitening,
+            design=self.design,
+            anchor=self.anchor if isinstance(self.anchor, str) else "anchor",
+            levels=not may_be_fused if self.levels == "auto" else self.levels,
+            by_spread=self.by_spread,
+            scheduled=self.tuning == "paper",
+        )
+
+    def check_task(self, task: Task) -> None:
+        """Refuse rows and models that the method cannot handle."""
+        check_task(task)
+
+    def find_anchor(self, task: Task) -> Anchor:
+        """Return the anchor at the mode, at the mean, or at the user's point."""
+        if self.inner != "hmc" or self.anchor == "mean":
+            import_ahead()
+        if self.anchor == "mode":
+            return task.anchor_at_mode()
+        if self.anchor == "mean":
+            if not may_have_mean(task):
+                raise NoMeanError(
+                    "anchor='mean' is for models of your own on thousands of rows, of which a "
+                    "subset can locate the posterior; use anchor='mode', or method='nuts'."
+                )
+            return anchor_at_mean(task).anchor
+        point = np.asarray(self.anchor, np.float64)
+        if point.shape != task.start.shape:
+            raise SettingError(
+                f"the anchor has {point.size} entries, but the model has {task.start.size} "
+                f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
+            )
+        return task.remember(
+            "anchor", lambda: anchor_at(task.sums, point).to_arrays(), Anchor.from_arrays
+        )
+
+    @in_double_precision
+    def examine(self, task: Task, weights: Weights | None = None) -> Examined[C]:
+        """Find the anchor and weight rows unless `weights` are given; study them, and choose."""
+        self.check_task(task)
+        placement = RowPlacement(task.rows.members, self.memory_limit)  # takes one core
+        tuning: Tuning = {}
+        if self.tuning == "paper":
+            burned_in = self.burn_in(task)
+            study = study_rows(weigh(self.studied, task, burned_in.anchor))
+            choice = self.choose(study, 0, {**burned_in.sizes, **self.by_hand})
+            why = {name: w for name, w in burned_in.why.items() if name not in self.by_hand}
+            choice = replace(choice, why=choice.why | why)
+            tuning = burned_in.tuning
+        else:
+            study = study_rows(weights or weigh(self.studied, task, self.find_anchor(task)))
+            if self.anchor == "mean":
+                tuning["anchor"] = anchor_at_mean(task).text
+            choice = self._cheapest(study)
+        notes, distance = self.look_ahead(study, choice)
+        notes = [*study.about.anchor.notes, *notes]
+        if task.grouped:
+            notes += uneven_groups(as_groups(task.rows), choice.capacity)
+        return Examined(study, choice, choice.tuning | tuning, notes, distance, placement)
+
+    def _cheapest(self, study: Study) -> C:
+        """Choose the number of certainty rows together with everything that depends on it."""
+        setting, n, why = self.certainty, len(study.task.rows), None
+        if study.task.grouped:
+            if setting not in ("auto", 0):
+                raise SettingError(
+                    "groups with integrated effects are drawn whole, and have no certainty rows; "
+                    "use certainty=0."
+                )
+            why = "groups are drawn, each with all its rows"
+        elif self.design != "weighted":
+            why = f"rows are drawn by design={self.design!r}, not by their expected residuals"
+        elif self.number in self.by_hand:
+            why = f"{self.number} is set by hand"
+        if setting == "auto" and why is not None:
+            return with_reason(self.choose(study, 0, self.by_hand), why)
+        if setting != "auto" and setting >= n:
+            raise SettingError(
+                f"certainty={setting} leaves none of {n:,} rows to draw; use fewer, or "
+                "method='nuts' on all rows."
+            )
+        return cheapest_certainty(
+            lambda count: self.choose(study, count, self.by_hand),
+            *(setting, self.steps(study), min(MOST_CERTAIN, n // 4)),
+        )
+
+    @in_double_precision
+    def compose(self, examined: Examined[C]) -> Plan:
+        """Return the plan of a run."""
+        study, choice, tuning, notes, _, placement = examined
+        task, placed = study.task, placement.result()
+        design: Chosen = {"value": self.design, "why": DESIGNS[self.design].description}
+        kernel, context = self.kernel(study, choice), self.context(study, choice, placed)
+        kernel, integrator = self.with_integrator(kernel, context)
+        settled, path = fused_kernel(self.fused, kernel, context)
         if jax.default_backend() == "gpu":
             fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
             tuning = tuning | {"path": fused} | integrator
         return Plan(
             kernel=kernel,
             context=context,
-            flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
-            anchor=study.anchor,
-            rows=rows_of(study),
-            floats_per_iteration=self.floats_per_iteration(study),
-            start_rows=self.subsample,
-            tuning=tuning
-            | {"design": design}
-            | study.expansion.tuning
-            | study.whitening
-            | study.explain_levels()
-            | explain_curves(study.curves),
-            notes=[*study.anchor.notes, *notes, *uneven],
+            flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
+            anchor=study.about.anchor,
+            rows=rows_in_order(study, placed),
+            floats_per_iteration=floats_per_iteration(study, choice),
+            start_rows=choice.capacity,
+            tuning=tuning | {"design": design} | study.about.tuning | explain_curves(study.curves),
+            notes=notes,
             memo=study,
             settled=settled,
         )
 
-    def kernel(self, study: Study) -> EnergyConservingKernel:
+    @in_double_precision
+    def plan(self, task: Task) -> Plan:
+        """Find the anchor, study rows, choose the subsample, and compose the kernel."""
+        return self.compose(self.examine(task))
+
+    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+        """Account for the cost, and check the run."""
+        account(task, plan, history, self.step_size, self.target_accept)
+        kernel, study = plan.kernel, plan.memo
+        assert isinstance(kernel, EnergyConservingKernel)
+        assert isinstance(study, Study)
+        case = Case(self.studied, task.target, len(task.rows), study.draws_along_curves)
+        doubts = self.look_back(case, kernel, history)
+        return Outcome(weights=history.stats.get("sign"), warnings=doubts)
+
+    # The kernel ----------------------------------------------------------------------------
+
+    def hmc(self, split: bool) -> HMCMove:
+        """Return the inner HMC with either integrator, of the length set or usual for it."""
+        usual = QUARTER_TURN if split else LEAPFROG_LENGTH
+        length = usual if self.trajectory is None else self.trajectory
+        return HMCMove(length, jitter=self.jitter, split=split)
+
+    def steps(self, study: Study) -> int:
+        """Expected leapfrog steps per iteration."""
+        return ceil(self.hmc(split=False).trajectory / typical_step_size(study.task.target.size))
+
+    def _move(self) -> Move:
+        if not isinstance(self.inner, str):
+            return self.inner
+        return NUTSMove() if self.inner == "nuts" else self.hmc(split=self.integrator == "split")
+
+    def kernel(self, study: Study, choice: C) -> EnergyConservingKernel:
         """Compose the kernel."""
-        rows, design = study.task.rows, study.design
+        rows, design = study.task.rows, study.weights.design
         return EnergyConservingKernel(
-            self._sized_control_variate(study),
-            self.estimator,
+            _sized_control_variate(study),
+            self.likelihood(choice),
             GroupDesign(design, as_groups(rows).largest) if rows.grouped else design,
-            _move(study.method),
-            self.subsample,
-            self.blocks,
-            self.refreshes,
-            study.method.target_accept,
-            first_step=study.method.step_size,
+            self._move(),
+            choice.capacity,
+            choice.blocks,
+            choice.refreshes,
+            self.target_accept,
+            first_step=self.step_size,
         )
 
-    @staticmethod
-    def _sized_control_variate(study: Study) -> ControlVariate[Pytree]:
-        """Return the control variate, for groups with the typical number of rows of a draw."""
-        form = study.control_variate
-        if not isinstance(form, GroupTaylor) or study.slope_groups is None:
-            return form
-        typical = float(np.mean(study.slope_groups["group_rows"]))
-        return replace(form, typical=8 * ceil(typical / 8))
-
-    def context(self, study: Study) -> EnergyConservingContext:
+    def context(self, study: Study, choice: C, placed: Batch | Rows) -> EnergyConservingContext:
         """Return the data that the kernel reads."""
-        certain, tables = study.certain(self.certainty), study.tables
+        about, weights, always = study.about, study.weights, None
+        certain, tables, proxy = weights.certain(choice.certainty), weights.tables, about.proxy
         if certain is not None:
-            tables = study.design.without(certain, tables)
+            tables = weights.design.without(certain, tables)
+            batch = study.task.rows.take(certain.row_ids) | {"probability": np.ones(len(certain))}
+            always = cached_rows(about.control_variate, batch, proxy)
         if study.task.grouped:
             tables = group_tables(tables, as_groups(study.task.rows))
+        if study.curves is not None:
+            proxy = proxy._replace(curves=to_device(study.curves))
+        coreset = choice.coreset
         return EnergyConservingContext(
-            proxy=study.proxy_of_chains,
-            design=tables_for_chains(tables, study.placed),
-            estimator=to_device(self.tables),
-            constant=jax.device_put(np.float64(study.anchor.C + study.folded_prior)),
-            certain=None if certain is None else _cached_certain(study, certain),
-            coreset=None if self.coreset is None else cached_coreset(study, self.coreset),
+            proxy=proxy,
+            design=tables_for_chains(tables, placed),
+            estimator=to_device(choice.tables),
+            constant=jax.device_put(np.float64(about.anchor.C + about.folded_prior)),
+            certain=always,
+            coreset=None if coreset is None else cached_coreset(study, coreset),
         )
 
-    def floats_per_iteration(self, study: Study) -> int:
-        """Floats that an iteration holds: its rows, whitened or not, and its random numbers."""
-        size, requested = study.task.target.size, self.refreshes * (self.subsample // self.blocks)
-        rows, fields = study.task.rows, study.task.floats_per_row
-        if rows.grouped:
-            return size + requested * as_groups(rows).largest * (fields + 12)
-        if study.arrow:  # rows are kept as they are
-            return size + requested * (2 * fields + 12)
-        return size + requested * (size + fields + 12)
+    def with_integrator(
+        self, kernel: EnergyConservingKernel, context: EnergyConservingContext
+    ) -> tuple[EnergyConservingKernel, Tuning]:
+        """Resolve integrator="auto" of the inner HMC; return the kernel and the reason.
+
+        A CPU keeps the paper's integrator. The split integrator is chosen only where rounding makes
+        draws differ from a CPU's anyway.
+        """
+        if self.inner != "hmc":
+            return kernel, {}
+        split, why = self.integrator == "split", "set by hand"
+        if self.integrator == "auto":
+            obstacle = fusing_obstacle(kernel, context)
+            split = obstacle is None
+            why = "a chain can run as one GPU program" if obstacle is None else obstacle
+            kernel = replace(kernel, move=self.hmc(split))
+        chosen: Chosen = {"value": "split" if split else "leapfrog", "why": why}
+        return kernel, {"integrator": chosen}
 
 
-def rows_of(study: Study) -> Batch | Rows:
+def _sized_control_variate(study: Study) -> ControlVariate[Pytree]:
+    """Return the control variate, for groups with the typical number of rows of a draw."""
+    form, few = study.about.control_variate, study.rows.few
+    if not isinstance(form, GroupTaylor) or few is None:
+        return form
+    return replace(form, typical=8 * ceil(float(np.mean(few["group_rows"])) / 8))
+
+
+def rows_in_order(study: Study, placed: Batch | Rows) -> Batch | Rows:
     """Return the rows that chains read, in the order in which the design numbers them."""
     if study.task.grouped:  # group tables hold plain row numbers
-        return study.placed
-    return rows_for_chains(study.tables, study.placed)
+        return placed
+    return rows_for_chains(study.weights.tables, placed)
 
 
-def _cached_certain(study: Study, certain: CertaintyRows) -> Pytree:
-    """Read the certainty rows once, and prepare them for evaluation."""
-    batch = study.task.rows.take(certain.row_ids) | {"probability": np.ones(len(certain))}
-    return cached_rows(study.control_variate, batch, study.proxy)
+def floats_per_iteration(study: Study, choice: Tuned) -> int:
+    """Floats that an iteration holds: its rows, whitened or not, and its random numbers."""
+    size, requested = study.task.target.size, choice.refreshes * (choice.capacity // choice.blocks)
+    rows, fields = study.task.rows, study.task.floats_per_row
+    if rows.grouped:
+        return size + requested * as_groups(rows).largest * (fields + 12)
+    if study.about.arrow:  # rows are kept as they are
+        return size + requested * (2 * fields + 12)
+    return size + requested * (size + fields + 12)
 
 
 def cached_coreset(study: Study, coreset: Coreset) -> Pytree:
     """Prepare the coreset's rows for evaluation, with their weights."""
-    rows = study.pilot_rows.batch
+    rows = study.rows.sampled.batch
     batch = {name: np.asarray(values)[coreset.row_ids] for name, values in rows.items()}
     batch["probability"] = 1 / coreset.weights
-    return cached_rows(study.control_variate, batch, study.proxy)
+    return cached_rows(study.about.control_variate, batch, study.about.proxy)
 
 
-def with_integrator(
-    method: EnergyConserving, kernel: EnergyConservingKernel, context: EnergyConservingContext
-) -> tuple[EnergyConservingKernel, Tuning]:
-    """Resolve integrator="auto" of the inner HMC; return the kernel and the reason.
-
-    A CPU keeps the paper's integrator. The split integrator is chosen only where rounding makes
-    draws differ from a CPU's anyway.
-    """
-    if method.inner != "hmc":
-        return kernel, {}
-    split, why = method.integrator == "split", "set by hand"
-    if method.integrator == "auto":
-        obstacle = fusing_obstacle(kernel, context)
-        split = obstacle is None
-        why = "a chain can run as one GPU program" if obstacle is None else obstacle
-        kernel = replace(kernel, move=method.hmc(split))
-    chosen: Chosen = {"value": "split" if split else "leapfrog", "why": why}
-    return kernel, {"integrator": chosen}
-
-
-def _move(method: EnergyConserving) -> Move:
-    if not isinstance(method.inner, str):
-        return method.inner
-    if method.inner == "nuts":
-        return NUTSMove()
-    return method.hmc(split=method.integrator == "split")
+def check_blocks(number: int | None, blocks: int | None, phrase: str, unit: str) -> None:
+    """Raise unless `blocks` divides `number`; `phrase` describes it, such as "{} products"."""
+    if number is not None and blocks is not None and number % blocks:
+        raise SettingError(
+            f"{phrase.format(number)} cannot be divided into {blocks} blocks; "
+            f"use {blocks * ceil(number / blocks)} {unit} or another number of blocks."
+        )

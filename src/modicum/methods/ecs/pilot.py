@@ -1,53 +1,57 @@
-"""The pilot study before an HMC-ECS run.
+"""The pilot study: rows weighted by their expected residuals, and residuals of a sample of them.
 
-A `Study` adds the sampling design to the control variates at the anchor, and measures residuals of
-a sample of rows at draws from the normal approximation of the posterior. A method chooses its
-subsample from their moments. Rows and draws of the study are the same for every seed, so that the
-choice depends on the data alone.
+It has stages, each made from the one before, and none of them changes. `expand` gives the control
+variates about an anchor. `weigh` makes them the `Weights` of all rows, which suffice to weight
+draws by a pool of rows. `study_rows` draws rows by these weights and evaluates their residuals at
+draws from the normal approximation of the posterior, or at those of short chains if it is far from
+normal: a `Study`, from whose moments a method chooses its subsample. Rows and draws of the study
+are the same for every seed, so that the choice depends on the data alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from math import ceil
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.errors import SettingError
-from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.designs import (
     DESIGNS,
     CertaintyRows,
+    Design,
     Drawn,
     RowFacts,
     Weighted,
+    WeightTables,
     certainty_rows,
 )
 from modicum.kernels.protocols import LevelCurves, Proxy
 from modicum.kernels.whitening import Curves, along_curves
-from modicum.methods.drawn_rows import SampledRows, T, cheapest_certainty, with_reason
-from modicum.methods.ecs.anchored_proxy import AnchoredProxy, Expansion, choose_coordinates
+from modicum.methods.drawn_rows import SampledRows
+from modicum.methods.ecs.anchored_proxy import (
+    AnchoredProxy,
+    StudySettings,
+    expand,
+    with_row_factor,
+)
+from modicum.methods.ecs.coreset import DISTANCES, Coreset, fit_coreset
 from modicum.methods.ecs.level_curves import level_curves
 from modicum.methods.ecs.pilot_draws import (
+    ANCHOR_FAR,
     FAR,
     OF_LEVELS,
     ONE_BY_ONE,
     SHARED,
     SIDE_BY_SIDE,
     PilotChains,
-    pilot_draws,
     run_pilot_chains,
 )
 from modicum.methods.ecs.pilot_residuals import Pilot, Residuals, Tails, evaluate
-from modicum.methods.ecs.run_checks import ANCHOR_FAR
-from modicum.methods.ecs.settings import EnergyConserving
-from modicum.methods.ecs.signed_products import DISTANCES, Coreset, fit_coreset
-from modicum.methods.method import Task, Tuning
+from modicum.methods.method import Task
 from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
 from modicum.methods.weights import (
     cached_rows,
@@ -55,22 +59,18 @@ from modicum.methods.weights import (
     ends_near_the_mode,
     expected_residuals,
 )
-from modicum.models import LinearPredictorModel
 from modicum.models.model import Batch
+from modicum.passes import Anchor
 from modicum.passes.no_mode import first_bad_row
 from modicum.random import Stream, generator, key
-from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups
 from modicum.rows.weight_classes import KeptNumbers, extent_of
-from modicum.run.iterations import RowPlacement
 from modicum.runtime import Pytree, to_device
 
 PILOT_ROWS = 8_192
 OTHER_ROWS = 5_000  # for models without a linear predictor, whose rows cost more
 SPREAD_DRAWS = 64  # draws of the posterior by which rows are weighted if it is not normal
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # groups in place of rows, if effects are integrated out
-MOST_CERTAIN = 20_000  # most certainty rows; they are never more than a quarter of the table
-COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
 CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run on
 SCATTER = 0.1  # sd of their starts, since the posterior may lie on one side of the mode
 SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
@@ -89,287 +89,37 @@ PAYS = 0.7
 NORMAL, NEARLY_NORMAL = 0.5, 0.25
 
 
-@dataclass
-class Study(AnchoredProxy):
-    """The pilot study of one run: control variates, design and residual moments."""
+# Weights ----------------------------------------------------------------------------------
 
-    # Whether it is part of the paper's schedule, whose anchor moves and whose chains are straight.
-    scheduled: bool = False
-    placement: RowPlacement | None = None  # if copying the rows for chains has begun
-    # Expected residuals that are known before rows are weighted for the first time.
-    _expected: np.ndarray | KeptNumbers | None = field(init=False, default=None)
-    _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
-    _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
-    # Set when residuals are evaluated: the axes along which the posterior is too skewed for
-    # straight trajectories, and whether short chains got stuck even along curves.
-    curves: Curves | None = field(init=False, default=None)
-    stuck: bool = field(init=False, default=False)
-    # Set when short chains have run on a model without a linear predictor.
-    _chains: PilotChains | None = field(init=False, default=None)
+Known = list[np.ndarray | KeptNumbers]  # the expected residuals, if they are known already
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        task = self.task
-        weighing, self.draws, self._proxy_ratios = pilot_draws(
-            self.control_variate, self.proxy, self.centre, task.seed, self._has_kinks()
-        )
-        self.expansion = self._expansion(weighing)
-        if self.expansion.bend is not None:
-            self.proxy = self.proxy._replace(bend=self.expansion.bend)
-        self.design = DESIGNS[self.method.design]()
-        self._add_levels(self.straight(weighing))
-        self._weigh(self.straight(weighing), self.proxy)
-        self.slope_groups: Batch | None = None
 
-    def _weigh(
-        self, draws: np.ndarray, proxy: Proxy, stage: str = "design", by_draws: bool = False
-    ) -> None:
-        """Weight all rows by their expected residuals, and make the design's tables."""
-        facts = self._facts(draws, proxy, by_draws)
-        # of the design that draws rows in proportion to their expected residuals
-        self.weight_tables = design_tables(self.task, Weighted(), facts, stage)
-        self.tables: Pytree = self.weight_tables
-        if type(self.design) is not Weighted:
-            self.tables = design_tables(self.task, self.design, facts, stage)
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """All rows, weighted by their expected residuals.
 
-    def _add_levels(self, draws: np.ndarray) -> None:
-        """Give rare levels control variates of their own, if these leave much smaller residuals."""
-        form, task = self.control_variate, self.task
-        if not self._may_have_levels() or not isinstance(form, LinearTaylor):
-            return
+    Attributes
+    ----------
+    about
+        The control variates.
+    design, tables
+        The design under study, and its tables.
+    weight_tables
+        Those of the design that draws rows in proportion to their expected residuals.
+    """
 
-        def compute() -> dict[str, np.ndarray]:
-            levels = level_curves(task.sums, form, self.proxy, self.anchor)
-            if levels is None:
-                return {}
-            without, with_ = (
-                expected_residuals(task.sums, form, self.proxy._replace(levels=each), draws)
-                for each in (None, levels)
-            )
-            total, left = (extent_of(each).sums.sum() for each in (without, with_))
-            pays = left < PAYS * total
-            self._expected = with_ if pays else without
-            named = levels._asdict() if pays else {}
-            return {name: np.asarray(values) for name, values in named.items()}
-
-        def read(arrays: dict[str, np.ndarray]) -> LevelCurves | None:
-            return LevelCurves(**to_device(arrays)) if arrays else None
-
-        self.proxy = self.proxy._replace(levels=task.remember("levels", compute, read))
-
-    def _may_have_levels(self) -> bool:
-        """Whether the model and the settings allow for control variates of rare levels.
-
-        The paper's schedule, and designs other than the weighted one, stay as they are published.
-        """
-        method, proxy = self.method, self.proxy
-        may_be_fused = method.fused and jax.default_backend() == "gpu"
-        if not method.levels or (method.levels == "auto" and may_be_fused):
-            return False
-        if self.scheduled or type(self.design) is not Weighted or method.order < 2:
-            return False
-        plain = proxy.warp is None and proxy.bend is None and not self.arrow and not method.at_mean
-        form = self.control_variate
-        has_derivatives = isinstance(form, LinearTaylor) and form.target.on_numpy
-        return plain and has_derivatives and self.task.sums.rest is None
-
-    def explain_levels(self) -> Tuning:
-        """Return how many levels have control variates of their own."""
-        if self.proxy.levels is None:
-            return {}
-        number, why = len(self.proxy.levels.lines), "columns that few rows determine"
-        return {"levels": {"value": number, "why": why}}
-
-    def _has_kinks(self) -> bool:
-        """Whether log-likelihoods of rows may have a kink, which few draws in 100 may cross.
-
-        A kink may be the very reason why a user's model has no mode.
-        """
-        model = self.task.target.model
-        if self.method.at_mean:
-            return True
-        return isinstance(model, LinearPredictorModel) and not model.has_mode
-
-    def _expansion(self, draws: np.ndarray) -> Expansion:
-        """Choose the coordinates of the control variates, by residuals if there is a choice."""
-        rows = self.task.rows
-        rng = generator(self.task.seed if self.task.grouped else SHARED, Stream.COORDINATE_ROWS)
-
-        def sampled_rows() -> Batch:
-            row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
-            return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
-
-        expansion = choose_coordinates(
-            self.task.target, self.control_variate, self.anchor, self.proxy, draws, sampled_rows
-        )
-        if expansion.evaluations:
-            self.task.ledger.add("pilot", expansion.evaluations, "density")
-        return expansion
-
-    def _facts(self, draws: np.ndarray, proxy: Proxy, by_draws: bool) -> RowFacts:
-        def expected() -> np.ndarray | KeptNumbers:
-            sums, expected = self.task.sums, self._expected
-            self._expected = None
-            if expected is None:
-                expected = expected_residuals(sums, self.control_variate, proxy, draws, by_draws)
-            if sums.rows.grouped:  # larger groups cost more
-                assert isinstance(expected, np.ndarray)
-                expected = expected / np.sqrt(as_groups(sums.rows).index.size)
-            return expected
-
-        # Four bytes per row, kept only for a user's design, which asks for them a second time.
-        asked_twice = self.design.needs == "expected" and type(self.design) is not Weighted
-        remembered = cache(expected) if asked_twice else expected
-        return RowFacts(len(self.task.rows), PILOT_ROWS, remembered, floor=self.method.floor)
-
-    def _take_rows(self, rng: np.random.Generator) -> None:
-        """Draw the pilot rows by their weights, whatever the design under study."""
-        rows, grouped = self.task.rows, self.task.grouped
-        most = PILOT_GROUPS if grouped else PILOT_ROWS if self.linear else OTHER_ROWS
-        self.pilot_rows = SampledRows.of(rng, rows, most, self.weight_tables, self.method.floor)
-        if grouped:
-            self.slope_groups = self.pilot_rows.first(SLOPE_GROUPS, rows)
-
-    @cached_property
-    def _residuals(self) -> Residuals:
-        """Residuals of the pilot rows at the pilot draws."""
-        _ = self._placement  # if copying has not begun, it begins now
-        seed, stream = SHARED, Stream.STUDY_ROWS
-        if self.task.grouped:
-            seed, stream = self.task.seed, Stream.PILOT_ROWS
-        rng = generator(seed, stream)
-        self._take_rows(rng)
-        log_proxy, resampled = self._proxy_ratios, self._proxy_ratios is not None
-        if self.linear and resampled:
-            log_proxy = None
-        elif not resampled or self.proxy.bend is not None:
-            log_proxy = self.log_ratio(self.draws)
-        evaluated = self._evaluate(log_proxy, resampled)
-        if self.linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
-            draws = self._draws_of_short_chains()
-            # Chains that go elsewhere show that the expansion is far off, but not what the
-            # posterior is like there: the pilot rows were weighted for where it was expected.
-            # Chains along curves, which end where the posterior does, do reach it.
-            far = np.abs(draws.mean(axis=0) - self.centre).max() > FAR
-            if self.curves is not None or not far:
-                self.draws = draws
-                evaluated = self._evaluate_again(rng)
-        if not evaluated.finite:
-            bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
-            t = self.anchor.point + self.anchor.factor @ evaluated.whitened[bad[0]]
-            raise ends_near_the_mode(self.task.sums, first_bad_row(self.task.sums, t))
-        return evaluated
-
-    def _evaluate_again(self, rng: np.random.Generator) -> Residuals:
-        """Return residuals at draws of the posterior itself, of rows weighted by these draws."""
-        curved = self.curves is not None
-        if isinstance(self.design, Weighted) and (self.method.weighted_by_spread or curved):
-            straight = self.straight(self.draws)
-            if self.arrow or curved:
-                spacing = max(1, len(straight) // SPREAD_DRAWS)
-                self._weigh(straight[::spacing], self.proxy, "design-again", by_draws=True)
-            else:
-                nowhere = np.zeros((1, len(self.centre)))
-                self._weigh(nowhere, self._spread_as(straight), stage="design-again")
-            self._take_rows(rng)
-        return self._evaluate()
-
-    def _evaluate(self, log_proxy: np.ndarray | None = None, resampled: bool = False) -> Residuals:
-        """Return the residuals of the pilot rows at the pilot draws."""
-        self.task.ledger.add("pilot", self.pilot_rows.number * len(self.draws), "density")
-        about = (self.control_variate, self.pilot_rows.batch, self.proxy)
-        straight = self.straight(self.draws)
-        whitened = self.draws if self.arrow else None
-        return evaluate(*about, straight, log_proxy, self.slope_groups, resampled, whitened)
-
-    def _spread_as(self, draws: np.ndarray) -> Proxy:
-        """Return the proxy with a factor that gives normal numbers the spread of these draws.
-
-        The spread is about the anchor, from which residuals grow. A row's expected residual is then
-        that over the posterior itself: a level whose rows all have one outcome has a long tail on
-        one side.
-        """
-        count, size = draws.shape
-        square = draws.T @ draws / count
-        square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
-        factor = np.asarray(self.proxy.factor) @ np.linalg.cholesky(square)
-        return self.with_row_factor(self.proxy._replace(factor=to_device(factor)))[0]
-
-    def _draws_of_short_chains(self) -> np.ndarray:
-        """Draw from the posterior given the pilot rows, which is far from normal.
-
-        With a linear predictor, a few thousand weighted rows have nearly the posterior of all rows,
-        tails and skewed directions included. If chains run into walls, as with levels of few events
-        or none, or go so far that a warning would follow, they move along curves instead.
-        """
-        chains = self._short_chains(SCATTER)
-        failed = chains.moved < STUCK or chains.distance(len(self.centre)) > ANCHOR_FAR
-        about_mode = self.method.at_mode and not self.scheduled
-        if failed and about_mode and may_be_curved(self.task, self.anchor):
-            self.curves = self._curves()
-            if self.curves is not None:
-                chains = self._short_chains(1.0)
-        self.stuck = chains.moved < STUCK
-        draws = chains.position.reshape(-1, chains.position.shape[2])
-        return np.asarray(
-            draws if self.curves is None else along_curves(as_either(draws), self.curves)[0]
-        )
-
-    def _short_chains(self, scatter: float) -> PilotChains:
-        rows = self.pilot_rows.thinned(CHAIN_ROWS_LINEAR)
-        chains = run_pilot_chains(
-            self.control_variate,
-            rows,
-            np.asarray(rows["probability"]),
-            self.proxy_of_chains,
-            self.centre,
-            key(SHARED, Stream.PILOT_CHAINS),
-            scatter,
-            OF_LEVELS if self.arrow else SIDE_BY_SIDE,
-        )
-        self.task.ledger.add("pilot", chains.evaluations, "gradient")
-        return chains
-
-    def _curves(self) -> Curves | None:
-        """Return curves along the axes on which the posterior given the chains' rows is skewed."""
-        rows = self.pilot_rows.thinned(CHAIN_ROWS_LINEAR)
-        whitened = cached_rows(self.control_variate, rows, self.proxy).rows
-
-        def evaluate_block(z: np.ndarray) -> np.ndarray:
-            ratio = self._residuals_at(z, rows).log_ratio
-            return np.asarray(ratio - np.sum((z - self.centre) ** 2, axis=1) / 2)
-
-        def log_posterior(z: np.ndarray) -> np.ndarray:
-            return in_equal_blocks(evaluate_block, z, AT_ONCE)
-
-        about = (np.zeros_like(self.centre), self.anchor, np.asarray(whitened))
-        return skewed_axes(log_posterior, *about, finer_at_walls=True)
-
-    @property
-    def draws_along_curves(self) -> np.ndarray | None:
-        """The pilot draws, if they are draws of the posterior along curves."""
-        return None if self.curves is None else self.draws
-
-    @property
-    def proxy_of_chains(self) -> Proxy:
-        """The proxy with the curves along which chains move, if any."""
-        if self.curves is None:
-            return self.proxy
-        return self.proxy._replace(curves=to_device(self.curves))
+    about: AnchoredProxy
+    design: Design[Pytree]
+    tables: Pytree
+    weight_tables: WeightTables
 
     def certain(self, count: int) -> CertaintyRows | None:
         """Return the `count` rows with the largest expected residuals."""
-        return certainty_rows(self.weight_tables, count, self.method.floor) if count else None
+        return certainty_rows(self.weight_tables, count) if count else None
 
-    def pilot_with(self, certainty: int) -> Pilot:
-        """Return moments of the residuals of all rows but the certainty rows."""
-        if certainty not in self._pilots:
-            self._pilots[certainty] = self._residuals.pilot(self._probability(certainty))
-        return self._pilots[certainty]
-
-    def _probability(self, certainty: int) -> np.ndarray:
-        """Return the probability of each pilot row under the design; zero for certainty rows."""
-        certain, drawn = self.certain(certainty), self.pilot_rows.drawn
+    def probability(self, drawn: Drawn, certainty: int) -> np.ndarray:
+        """Return the probability of drawn rows under the design; zero for certainty rows."""
+        certain = self.certain(certainty)
         if certain is None:
             return self.design.probability_of(drawn, self.tables)
         tables = self.design.without(certain, self.tables)
@@ -377,163 +127,380 @@ class Study(AnchoredProxy):
         probability = self.design.probability_of(Drawn(drawn.row_ids, among), tables)  # type: ignore[arg-type]
         return np.where(among > 0, probability, 0.0)
 
+    def sample(self, rng: np.random.Generator, most: int) -> SampledRows:
+        """Draw rows by their weights, whatever the design under study."""
+        return SampledRows.of(rng, self.about.task.rows, most, self.weight_tables)
+
+
+def weigh(settings: StudySettings, task: Task, anchor: Anchor) -> Weights:
+    """Expand the rows about an anchor, and weight them by the residuals to be expected."""
+    about, known = _with_levels(expand(settings, task, anchor))
+    return _weights(about, about.straight(about.draws.weighing), about.proxy, known)
+
+
+def _weights(
+    about: AnchoredProxy,
+    draws: np.ndarray,
+    proxy: Proxy,
+    known: Known,
+    stage: str = "design",
+    by_draws: bool = False,
+) -> Weights:
+    """Weight rows by their residuals over the posterior that `draws` and `proxy` describe."""
+    task, design = about.task, DESIGNS[about.settings.design]()
+
+    def compute() -> np.ndarray | KeptNumbers:
+        if known:  # as large as the tables to be made: not to be kept
+            return known.pop()
+        found = expected_residuals(task.sums, about.control_variate, proxy, draws, by_draws)
+        if task.grouped:  # larger groups cost more
+            assert isinstance(found, np.ndarray)
+            found = found / np.sqrt(as_groups(task.rows).index.size)
+        return found
+
+    weighted = type(design) is Weighted
+    # Four bytes per row, kept only for a user's design, which asks for them a second time.
+    kept = cache(compute) if design.needs == "expected" and not weighted else compute
+    facts = RowFacts(len(task.rows), PILOT_ROWS, kept)
+    by_weight = design_tables(task, Weighted(), facts, stage)
+    tables = by_weight if weighted else design_tables(task, design, facts, stage)
+    return Weights(about, design, tables, by_weight)
+
+
+def _with_levels(about: AnchoredProxy) -> tuple[AnchoredProxy, Known]:
+    """Give rare levels control variates of their own, if these leave much smaller residuals.
+
+    Return the expected residuals as well, if they were computed on the way.
+    """
+    form, task, known = about.control_variate, about.task, Known()
+    if not isinstance(form, LinearTaylor) or not _may_have_levels(about, form):
+        return about, known
+
+    def compute() -> dict[str, np.ndarray]:
+        levels = level_curves(task.sums, form, about.proxy, about.anchor)
+        if levels is None:
+            return {}
+        draws = about.straight(about.draws.weighing)
+        without, with_ = (
+            expected_residuals(task.sums, form, about.proxy._replace(levels=each), draws)
+            for each in (None, levels)
+        )
+        total, left = (extent_of(each).sums.sum() for each in (without, with_))
+        pays = left < PAYS * total
+        known.append(with_ if pays else without)
+        return {k: np.asarray(v) for k, v in levels._asdict().items()} if pays else {}
+
+    def read(arrays: dict[str, np.ndarray]) -> LevelCurves | None:
+        return LevelCurves(**to_device(arrays)) if arrays else None
+
+    levels = task.remember("levels", compute, read)
+    if levels is None:
+        return about, known
+    why = "columns that few rows determine"
+    tuning = about.tuning | {"levels": {"value": len(levels.lines), "why": why}}
+    return replace(about, proxy=about.proxy._replace(levels=levels), tuning=tuning), known
+
+
+def _may_have_levels(about: AnchoredProxy, form: LinearTaylor) -> bool:
+    """Whether the model and the settings allow for control variates of rare levels.
+
+    The paper's schedule, and designs other than the weighted one, stay as they are published.
+    """
+    settings, proxy = about.settings, about.proxy
+    published = settings.scheduled or settings.design != "weighted" or settings.order < 2
+    plain = proxy.warp is None and proxy.bend is None and not about.arrow
+    of_rows = form.target.on_numpy and about.task.sums.rest is None
+    return settings.levels and not published and settings.anchor != "mean" and plain and of_rows
+
+
+# Residuals --------------------------------------------------------------------------------
+
+
+class PilotRows(NamedTuple):
+    """Pilot rows, drawn by their weights; for groups, also the first few as a batch."""
+
+    sampled: SampledRows
+    few: Batch | None = None
+
+    @classmethod
+    def of(cls, weights: Weights, rng: np.random.Generator) -> PilotRows:
+        """Draw pilot rows."""
+        about, task = weights.about, weights.about.task
+        if not task.grouped:
+            return cls(weights.sample(rng, PILOT_ROWS if about.linear else OTHER_ROWS))
+        sampled = weights.sample(rng, PILOT_GROUPS)
+        return cls(sampled, sampled.first(SLOPE_GROUPS, task.rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Residuals of a sample of rows at draws of the posterior.
+
+    Attributes
+    ----------
+    weights
+        The weights by which the rows were drawn.
+    rows, residuals
+        The rows, and their residuals.
+    curves
+        The axes along which the posterior is too skewed for straight trajectories, if any.
+    stuck
+        Whether short chains got stuck even along curves.
+    """
+
+    weights: Weights
+    rows: PilotRows
+    residuals: Residuals
+    curves: Curves | None = None
+    stuck: bool = False
+    _pilots: dict[int, Pilot] = field(init=False, repr=False, default_factory=dict)
+
+    @property
+    def about(self) -> AnchoredProxy:
+        """The control variates."""
+        return self.weights.about
+
+    @property
+    def task(self) -> Task:
+        """What to sample."""
+        return self.weights.about.task
+
+    @property
+    def draws_along_curves(self) -> np.ndarray | None:
+        """The pilot draws, if they are draws of the posterior along curves."""
+        return None if self.curves is None else self.residuals.draws
+
+    def pilot_with(self, certainty: int) -> Pilot:
+        """Return moments of the residuals of all rows but the certainty rows."""
+        if certainty not in self._pilots:
+            self._pilots[certainty] = self.residuals.pilot(self.probability(certainty))
+        return self._pilots[certainty]
+
+    def probability(self, certainty: int) -> np.ndarray:
+        """Return the probability of each pilot row under the design; zero for certainty rows."""
+        return self.weights.probability(self.rows.sampled.drawn, certainty)
+
     def coreset_with(self, certainty: int) -> Coreset | None:
         """Return weighted rows that predict l - sum q of all rows but the certainty rows.
 
         None for groups, which differ in their number of rows, and for a factor with very many
         effects, which has too many axes to explore.
         """
-        if self.task.grouped or self.arrow:
+        if self.task.grouped or self.about.arrow:
             return None
-        if certainty not in self._coresets:
-            far, log_posterior = self._far_out
-            coreset = fit_coreset(self._residuals, far, log_posterior, self._probability(certainty))
-            self._coresets[certainty] = coreset
-        return self._coresets[certainty]
+        return fit_coreset(self.residuals, *self.far_out, self.probability(certainty))
 
     @cached_property
-    def _far_out(self) -> tuple[Residuals, np.ndarray]:
+    def far_out(self) -> tuple[Residuals, np.ndarray]:
         """Residuals far out along axes, and the log-posterior there relative to the mean."""
-        residuals = self._residuals
-        middle = residuals.share @ residuals.whitened
+        middle = self.residuals.share @ self.residuals.whitened
         axes = self._skewed_axes(middle)
-        points = middle + np.concatenate([t * axes for r in DISTANCES for t in (-r, r)])
-        points = np.concatenate([middle[None], points])
-        far, height = self._heights(points)
+        far, height = self._heights(middle, _places(axes))
         is_finite = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
         is_finite[0] = False  # drop the mean itself
         finite = replace(far, values=far.values[is_finite], log_ratio=far.log_ratio[is_finite])
         return finite, (height - height[0])[is_finite]
 
-    def _heights(self, points: np.ndarray) -> tuple[Residuals, np.ndarray]:
-        """Return the residuals of the pilot rows at whitened points, and the log-posterior."""
-        residuals = self._residuals_at(points, self.pilot_rows.batch)
-        return residuals, residuals.log_ratio - np.sum((points - self.centre) ** 2, axis=1) / 2
-
-    def tails(self, certainty: int) -> Tails | None:
-        """Follow the posterior far out along the axes on which it is widest; None if it is normal.
-
-        None with a linear predictor too, whose pilot draws and curves go where the posterior goes,
-        and for groups and factors of many effects, as for a coreset.
-        """
-        residuals = self._residuals
-        if self.linear or self.task.grouped or self.arrow:
-            return None
-        if np.std(residuals.log_ratio) <= NEARLY_NORMAL:
-            return None
-        draws, share = residuals.whitened, residuals.share
-        if self._chains is not None:
-            draws = self._chains.position.reshape(-1, draws.shape[1])
-            share = np.full(len(draws), 1 / len(draws))
-        middle = share @ draws
-        square = (draws - middle).T @ (share[:, None] * (draws - middle))
-        widest = np.argsort(-np.diag(square))[:TAIL_AXES]
-        principal = np.linalg.eigh(square)[1].T[::-1][:PRINCIPAL]
-        axes = np.concatenate([np.eye(len(middle))[widest], principal])
-        distance = np.repeat([t for r in DISTANCES for t in (-r, r)], len(axes))
-        away = distance[:, None] * np.tile(axes, (2 * len(DISTANCES), 1))
-        far, height = self._heights(np.concatenate([middle[None], middle + away]))
-        variance = far.variance(self._probability(certainty))
-        return Tails(np.abs(distance), (height[0] - height)[1:], variance[1:])
+    def _heights(self, middle: np.ndarray, away: np.ndarray) -> tuple[Residuals, np.ndarray]:
+        """Return residuals at the posterior's mean and points away, and the log-posterior."""
+        points = np.concatenate([middle[None], middle + away])
+        residuals = residuals_at(self.about, points, self.rows.sampled.batch)
+        away = np.sum((points - self.about.centre) ** 2, axis=1) / 2
+        return residuals, residuals.log_ratio - away
 
     def _skewed_axes(self, middle: np.ndarray) -> np.ndarray:
         """Return unit vectors of the whitened coordinates; if there are many, the most relevant."""
         axes = np.eye(len(middle))
         if len(axes) <= MOST_AXES:
             return axes
-        rows = self.pilot_rows.thinned(AXES_ROWS)
-        ends = self._residuals_at(middle + np.concatenate([-AXES_AT * axes, AXES_AT * axes]), rows)
+        rows = self.rows.sampled.thinned(AXES_ROWS)
+        points = middle + np.concatenate([-AXES_AT * axes, AXES_AT * axes])
+        ends = residuals_at(self.about, points, rows)
         size = np.abs(ends.values).sum(axis=1).reshape(2, -1).max(axis=0)
         return np.asarray(axes[np.argsort(-np.nan_to_num(size, nan=np.inf))[:MOST_AXES]])
 
-    def _residuals_at(self, points: np.ndarray, rows: Batch) -> Residuals:
-        """Return the residuals of pilot rows at whitened points."""
-        self.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
-        about = (self.control_variate, rows, self.proxy)
-        return evaluate(*about, self.straight(points), self.log_ratio(points), resampled=True)
-
-    @property
-    def distance(self) -> float:
-        """Distance of the pilot draws' mean from the anchor, in whitened coordinates.
-
-        Parameters of priors do not count. Once residuals have been evaluated, the pilot draws are
-        draws of the posterior itself, as are those of the short chains, if there are any.
-        """
-        likelihood_size = self.task.target.likelihood.size
-        if self._chains is not None:
-            return self._chains.distance(likelihood_size)
-        return float(np.abs(self.straight(self.draws).mean(axis=0)[:likelihood_size]).max())
-
-    def cheapest(self, choose: Callable[[int], T], by_hand: str | None) -> T:
-        """Choose the number of certainty rows together with everything that depends on it.
-
-        `by_hand` names the setting that fixes how many rows are drawn, if the user gave it.
-        """
-        setting, n, why = self.method.certainty, len(self.task.rows), None
-        if self.task.grouped:
-            if setting not in ("auto", 0):
-                raise SettingError(
-                    "groups with integrated effects are drawn whole, and have no certainty rows; "
-                    "use certainty=0."
-                )
-            why = "groups are drawn, each with all its rows"
-        elif self.method.design != "weighted":
-            why = (
-                f"rows are drawn by design={self.method.design!r}, not by their expected residuals"
-            )
-        elif by_hand is not None:
-            why = f"{by_hand} is set by hand"
-        if setting == "auto" and why is not None:
-            return with_reason(choose(0), why)
-        if setting != "auto" and setting >= n:
-            raise SettingError(
-                f"certainty={setting} leaves none of {n:,} rows to draw; use fewer, or "
-                "method='nuts' on all rows."
-            )
-        return cheapest_certainty(choose, setting, self.steps, min(MOST_CERTAIN, n // 4))
-
-    def pilot_chains(self, certainty: int = 0) -> PilotChains | None:
+    def chains(self, certainty: int) -> PilotChains | None:
         """Run short chains on some of the pilot rows; None if the posterior is nearly normal.
 
         None with a linear predictor too: if its posterior is not normal, the pilot draws already
         come from such chains.
         """
-        if self.linear:
+        if self.about.linear or np.std(self.residuals.log_ratio) <= NORMAL:
             return None
-        ratios = self._residuals.log_ratio
-        if np.std(ratios) <= NORMAL:
+        rows = self.rows.sampled.thinned(CHAIN_ROWS)
+        probability = self.probability(certainty)[: len(rows["probability"])]
+        seed_key = key(self.task.seed, Stream.PILOT_CHAINS)
+        return _run_chains(self.about, rows, probability, self.about.proxy, seed_key)
+
+    def distance(self, chains: PilotChains | None) -> float:
+        """Distance of the posterior's mean from the anchor, in whitened coordinates.
+
+        Parameters of priors do not count. Pilot draws are draws of the posterior itself, as are
+        those of the short chains, if there are any.
+        """
+        likelihood_size = self.task.target.likelihood.size
+        if chains is not None:
+            return chains.distance(likelihood_size)
+        return float(np.abs(self.residuals.draws.mean(axis=0)[:likelihood_size]).max())
+
+    def tails(self, certainty: int, chains: PilotChains | None) -> Tails | None:
+        """Follow the posterior far out along the axes on which it is widest; None if it is normal.
+
+        None with a linear predictor too, whose pilot draws and curves go where the posterior goes,
+        and for groups and factors of many effects, as for a coreset.
+        """
+        residuals = self.residuals
+        if self.about.linear or self.task.grouped or self.about.arrow:
             return None
-        rows = self.pilot_rows.thinned(CHAIN_ROWS)
-        chains = run_pilot_chains(
-            self.control_variate,
-            rows,
-            self._probability(certainty)[: len(rows["probability"])],
-            self.proxy,
-            self.centre,
-            key(self.task.seed, Stream.PILOT_CHAINS),
-            extent=OF_LEVELS if self.arrow else ONE_BY_ONE,
-        )
-        self.task.ledger.add("pilot", chains.evaluations, "gradient")
-        self._chains = chains
-        return chains
-
-    @property
-    def steps(self) -> int:
-        """Expected leapfrog steps per iteration."""
-        trajectory = self.method.hmc(split=False).trajectory
-        return ceil(trajectory / typical_step_size(self.task.target.size))
-
-    @cached_property
-    def placed(self) -> Batch | Rows:
-        """The rows, on the device or, if there are too many, on the host."""
-        return self._placement.result()
-
-    @cached_property
-    def _placement(self) -> RowPlacement:
-        return self.placement or self.method.start_copying(self.task)
+        if np.std(residuals.log_ratio) <= NEARLY_NORMAL:
+            return None
+        draws, share = residuals.whitened, residuals.share
+        if chains is not None:
+            draws = chains.position.reshape(-1, draws.shape[1])
+            share = np.full(len(draws), 1 / len(draws))
+        middle = share @ draws
+        square = (draws - middle).T @ (share[:, None] * (draws - middle))
+        widest = np.argsort(-np.diag(square))[:TAIL_AXES]
+        principal = np.linalg.eigh(square)[1].T[::-1][:PRINCIPAL]
+        axes = np.concatenate([np.eye(len(middle))[widest], principal])
+        far, height = self._heights(middle, _places(axes))
+        distance = np.repeat(DISTANCES, 2 * len(axes))
+        variance = far.variance(self.probability(certainty))
+        return Tails(distance, (height[0] - height)[1:], variance[1:])
 
 
-def study_at_own_anchor(method: EnergyConserving, task: Task) -> Study:
-    """Return the pilot study at the method's anchor; rows are copied while that is sought."""
-    placement = method.start_copying(task)
-    return Study(method, task, method.find_anchor(task), placement=placement)
+def _places(axes: np.ndarray) -> np.ndarray:
+    """Return points far out along axes, on both sides."""
+    return np.concatenate([t * axes for r in DISTANCES for t in (-r, r)])
+
+
+def study_rows(weights: Weights) -> Study:
+    """Evaluate residuals of rows drawn by their weights, at draws of the posterior."""
+    about, task = weights.about, weights.about.task
+    seed, stream = (task.seed, Stream.PILOT_ROWS) if task.grouped else (SHARED, Stream.STUDY_ROWS)
+    rng = generator(seed, stream)
+    rows, draws = PilotRows.of(weights, rng), about.draws
+    log_proxy, resampled = draws.proxy_ratios, draws.proxy_ratios is not None
+    if about.linear and resampled:
+        log_proxy = None
+    elif not resampled or about.proxy.bend is not None:
+        log_proxy = about.log_ratio(draws.study)
+    residuals = _evaluate(about, rows, draws.study, log_proxy, resampled)
+    curves, stuck = None, False
+    if about.linear and np.std(residuals.log_ratio) > NORMAL and residuals.finite:
+        of_chains, curves, stuck = draws_of_short_chains(about, rows.sampled)
+        # Chains that go elsewhere show that the expansion is far off, but not what the
+        # posterior is like there: the pilot rows were weighted for where it was expected.
+        # Chains along curves, which end where the posterior does, do reach it.
+        far = np.abs(of_chains.mean(axis=0) - about.centre).max() > FAR
+        curved = curves is not None
+        if curved or not far:
+            if type(weights.design) is Weighted and (about.settings.by_spread or curved):
+                weights = _weighed_again(about, of_chains, by_draws=curved)
+                rows = PilotRows.of(weights, rng)
+            residuals = _evaluate(about, rows, of_chains)
+    if not residuals.finite:
+        bad = np.flatnonzero(~np.isfinite(residuals.values).all(axis=1))
+        t = about.anchor.point + about.anchor.factor @ residuals.whitened[bad[0]]
+        raise ends_near_the_mode(task.sums, first_bad_row(task.sums, t))
+    return Study(weights, rows, residuals, curves, stuck)
+
+
+def _evaluate(
+    about: AnchoredProxy,
+    rows: PilotRows,
+    draws: np.ndarray,
+    log_proxy: np.ndarray | None = None,
+    resampled: bool = False,
+) -> Residuals:
+    """Return the residuals of the pilot rows at whitened draws."""
+    about.task.ledger.add("pilot", rows.sampled.number * len(draws), "density")
+    where = (about.control_variate, rows.sampled.batch, about.proxy, about.straight(draws))
+    whitened = draws if about.arrow else None
+    return evaluate(*where, log_proxy, rows.few, resampled, whitened)
+
+
+def residuals_at(about: AnchoredProxy, points: np.ndarray, rows: Batch) -> Residuals:
+    """Return the residuals of pilot rows at whitened points."""
+    about.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
+    where = (about.control_variate, rows, about.proxy, about.straight(points))
+    return evaluate(*where, about.log_ratio(points), resampled=True)
+
+
+def _weighed_again(about: AnchoredProxy, draws: np.ndarray, by_draws: bool) -> Weights:
+    """Weight rows by draws of the posterior itself, or by their spread about the anchor.
+
+    A row's expected residual is then that over the posterior itself: a level whose rows all have
+    one outcome has a long tail on one side. Residuals grow from the anchor.
+    """
+    straight = about.straight(draws)
+    if about.arrow or by_draws:
+        spacing = max(1, len(straight) // SPREAD_DRAWS)
+        some = straight[::spacing]
+        return _weights(about, some, about.proxy, [], "design-again", by_draws=True)
+    count, size = straight.shape
+    square = straight.T @ straight / count
+    square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
+    factor = to_device(np.asarray(about.proxy.factor) @ np.linalg.cholesky(square))
+    spread = about.proxy._replace(factor=factor)
+    proxy = with_row_factor(about.settings, about.control_variate, spread, about.task.rows)[0]
+    return _weights(about, np.zeros((1, len(about.centre))), proxy, [], "design-again")
+
+
+def draws_of_short_chains(
+    about: AnchoredProxy, rows: SampledRows
+) -> tuple[np.ndarray, Curves | None, bool]:
+    """Draw from the posterior given the pilot rows, which is far from normal.
+
+    With a linear predictor, a few thousand weighted rows have nearly the posterior of all rows,
+    tails and skewed directions included. If chains run into walls, as with levels of few events or
+    none, or go so far that a warning would follow, they move along curves instead. Return the
+    curves, if there are any, and whether chains are stuck.
+    """
+    some, settings = rows.thinned(CHAIN_ROWS_LINEAR), about.settings
+    where = (about, some, np.asarray(some["probability"]))
+    of_all = key(SHARED, Stream.PILOT_CHAINS)
+    chains = _run_chains(*where, about.proxy, of_all, SCATTER)
+    failed = chains.moved < STUCK or chains.distance(len(about.centre)) > ANCHOR_FAR
+    about_mode = settings.anchor == "mode" and not settings.scheduled
+    curves = None
+    if failed and about_mode and may_be_curved(about.task, about.anchor):
+        curves = _curves(about, some)
+        if curves is not None:
+            bent = about.proxy._replace(curves=to_device(curves))
+            chains = _run_chains(*where, bent, of_all, 1.0)
+    draws = chains.position.reshape(-1, chains.position.shape[2])
+    if curves is not None:
+        draws = np.asarray(along_curves(as_either(draws), curves)[0])
+    return draws, curves, chains.moved < STUCK
+
+
+def _run_chains(
+    about: AnchoredProxy,
+    rows: Batch,
+    probability: np.ndarray,
+    proxy: Proxy,
+    chain_key: jax.Array,
+    scatter: float = 1.0,
+) -> PilotChains:
+    extent = OF_LEVELS if about.arrow else SIDE_BY_SIDE if about.linear else ONE_BY_ONE
+    where = (about.control_variate, rows, probability, proxy, about.centre)
+    chains = run_pilot_chains(*where, chain_key, scatter, extent)
+    about.task.ledger.add("pilot", chains.evaluations, "gradient")
+    return chains
+
+
+def _curves(about: AnchoredProxy, rows: Batch) -> Curves | None:
+    """Return curves along the axes on which the posterior given the chains' rows is skewed."""
+    whitened = cached_rows(about.control_variate, rows, about.proxy).rows
+
+    def evaluate_block(z: np.ndarray) -> np.ndarray:
+        ratio = residuals_at(about, z, rows).log_ratio
+        return np.asarray(ratio - np.sum((z - about.centre) ** 2, axis=1) / 2)
+
+    def log_posterior(z: np.ndarray) -> np.ndarray:
+        return in_equal_blocks(evaluate_block, z, AT_ONCE)
+
+    start = np.zeros_like(about.centre)
+    whitened_rows = np.asarray(whitened)
+    return skewed_axes(log_posterior, start, about.anchor, whitened_rows, finer_at_walls=True)

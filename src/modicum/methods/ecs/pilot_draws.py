@@ -13,6 +13,7 @@ studied where they went.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
@@ -35,6 +36,7 @@ from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit, to_device
 
 TRAJECTORY = 1.2
 TOGETHER = 32  # draws that are evaluated at once if a factor has many levels
+ANCHOR_FAR = 1.0  # posterior sds from the anchor beyond which control variates are crude
 FAR = 3.0  # distance of the chains' mean from the anchor, in posterior sds, that is too far
 
 
@@ -95,19 +97,19 @@ def log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.A
         s, growth = straighten(z, proxy)
         return cv.log_proxy(s, proxy) + growth
 
-    if isinstance(proxy.factor, ArrowFactor):  # all draws at once would need much memory
-        return jax.lax.map(log_proxy, jnp.asarray(draws), batch_size=TOGETHER)
-    return jax.vmap(log_proxy)(jnp.asarray(draws))
+    return _at_draws(log_proxy, proxy, draws)
 
 
 @jit(options=FASTEST_COMPILE)
 def straightened(proxy: Proxy, draws: Array) -> jax.Array:
     """Straighten `draws`, in whose coordinates effects are relative to their scales."""
-    if isinstance(proxy.factor, ArrowFactor):
-        return jax.lax.map(
-            lambda z: straighten(z, proxy)[0], jnp.asarray(draws), batch_size=TOGETHER
-        )
-    return jax.vmap(lambda z: straighten(z, proxy)[0])(jnp.asarray(draws))
+    return _at_draws(lambda z: straighten(z, proxy)[0], proxy, draws)
+
+
+def _at_draws(function: Callable[[jax.Array], jax.Array], proxy: Proxy, draws: Array) -> jax.Array:
+    if isinstance(proxy.factor, ArrowFactor):  # all draws at once would need much memory
+        return jax.lax.map(function, jnp.asarray(draws), batch_size=TOGETHER)
+    return jax.vmap(function)(jnp.asarray(draws))
 
 
 def run_pilot_chains(

@@ -14,9 +14,9 @@ import numpy as np
 
 from modicum.diagnostics import ess
 from modicum.errors import CrudeControlVariateError, ModicumWarning
-from modicum.methods.ecs.pilot_draws import FAR, PilotChains
+from modicum.methods.ecs.anchored_proxy import StudySettings
+from modicum.methods.ecs.pilot_draws import ANCHOR_FAR, FAR, PilotChains
 from modicum.methods.ecs.pilot_residuals import Pilot, Tails
-from modicum.methods.ecs.settings import EnergyConserving
 from modicum.methods.ecs.signed_products import DEVIATIONS, FEWEST, NEARLY_ALL, ProductChoice
 from modicum.methods.ecs.subsample import NOISY, Choice, seldom_exceeded
 from modicum.methods.method import Tuning
@@ -31,7 +31,6 @@ MISLED = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave"})
 COSTLY = frozenset({"groups-uneven"})
 # Warnings that the run would end with doubts about its numbers.
 DOUBTED = frozenset({"heavy-tails", "subsample-small", "tails-noisy"})
-ANCHOR_FAR = 1.0  # posterior sds from the anchor beyond which control variates are crude
 # Warnings that invalidate the bound on the bias of the perturbation.
 BOUND_FALLS = UNFIT | {
     "subsample-small",
@@ -62,10 +61,20 @@ LEAST_SIGN = 0.999  # mean sign below which chains get stuck behind sign boundar
 class Case:
     """What remedies depend on: settings, target and number of rows."""
 
-    method: EnergyConserving
+    settings: StudySettings
     target: Target
     n: int
     along_curves: np.ndarray | None = None  # whitened pilot draws, if they follow curves
+
+    @property
+    def at_point(self) -> bool:
+        """Whether control variates are expanded about a point that the user gave."""
+        return self.settings.anchor not in ("mode", "mean")
+
+    @property
+    def anchor_name(self) -> str:
+        """The anchor in a word."""
+        return "anchor" if self.at_point else self.settings.anchor
 
     @property
     def units(self) -> str:
@@ -80,11 +89,11 @@ class Case:
     @property
     def remedy(self) -> str:
         """The first thing to try if control variates are too crude."""
-        if self.method.design == "uniform":
+        if self.settings.design == "uniform":
             return 'use design="weighted"'
-        if self.method.order < 2:
+        if self.settings.order < 2:
             return "use control variates of order 2"
-        if not isinstance(self.method.anchor, str):
+        if self.at_point:
             return 'anchor at the mode (anchor="mode")'
         if isinstance(self.target.model, LinearPredictorModel):
             return "give a tighter prior, or drop or merge rare columns"
@@ -100,7 +109,7 @@ class Case:
     @property
     def remedy_if_far(self) -> str:
         """The remedy if chains are far from the anchor."""
-        if not isinstance(self.method.anchor, str):
+        if self.at_point:
             return 'anchor at the mode (anchor="mode")'
         return self.all_rows
 
@@ -130,7 +139,7 @@ def look_ahead(
     read = m + choice.certainty
     if chosen and 2 * read > case.n:
         raise _crude(case, read, 100)
-    doubts = _more_than_all(case, read, "a subsample")
+    doubts = _more_than_all(case, read)
     largest = seldom_exceeded(pilot) / m
     expected = choice.bias_bound
     if expected > 2 * bias or largest > 2 * NOISY:
@@ -171,7 +180,7 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumW
             ModicumWarning(
                 "mode-not-typical",
                 f"short chains on {chains.rows:,} rows moved {distance:.1f} posterior sd away "
-                f"from the {case.method.anchor_name}, so that the pilot study there does not "
+                f"from the {case.anchor_name}, so that the pilot study there does not "
                 "describe the posterior",
                 case.remedy_if_far,
                 distance=distance,
@@ -254,11 +263,8 @@ def look_back(
                 largest=float(variance.max()),
             )
         )
-    accepted = float(history.stats["acceptance_rate_u"].mean())
-    if accepted < 0.2:
-        advice = case.more_rows(m, 2)
-        doubts.append(_refused(accepted, f"{advice} or more blocks" if blocks < m else advice))
-    return doubts + _wandering(case, blocks, refreshes, history)
+    advice = case.more_rows(m, 2) + (" or more blocks" if blocks < m else "")
+    return doubts + _wandering(case, blocks, refreshes, history, advice)
 
 
 def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
@@ -288,7 +294,7 @@ def look_ahead_signed(
     too_many = 4 if expected > MANY else 2
     if chosen and too_many * expected > case.n:
         raise _crude(case, expected, FEWEST * choice.batch + choice.always)
-    doubts = _more_than_all(case, expected, "a subsample")
+    doubts = _more_than_all(case, expected)
     deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), NEARLY_ALL)
     if choice.products < DEVIATIONS * deviation or choice.chain_sign < LEAST_SIGN:
         advice = case.remedy if chosen else f"leave `products` out, or {case.remedy}"
@@ -337,8 +343,7 @@ def look_back_signed(
         )
     full = float(np.mean(stats["factors"] >= 0.9 * room))
     if full > 0.001:
-        named = isinstance(case.method.anchor, str)
-        anchor = "" if named else 'anchor at the mode (anchor="mode") or '
+        anchor = 'anchor at the mode (anchor="mode") or ' if case.at_point else ""
         doubts.append(
             ModicumWarning(
                 "factors-full",
@@ -349,10 +354,8 @@ def look_back_signed(
                 room=room,
             )
         )
-    accepted = float(stats["acceptance_rate_u"].mean())
-    if accepted < 0.2:
-        doubts.append(_refused(accepted, "use more products or more blocks"))
-    return doubts + _wandering(case, blocks, refreshes, history)
+    advice = "use more products or more blocks"
+    return doubts + _wandering(case, blocks, refreshes, history, advice)
 
 
 # Both methods ------------------------------------------------------------------------------
@@ -374,13 +377,13 @@ def _crude(case: Case, m: int, smallest: int) -> CrudeControlVariateError:
     )
 
 
-def _more_than_all(case: Case, m: int, phrase: str) -> list[ModicumWarning]:
+def _more_than_all(case: Case, m: int) -> list[ModicumWarning]:
     if m <= case.n:
         return []
     return [
         ModicumWarning(
             "subsample-exceeds-rows",
-            f"{phrase} of {m:,} is larger than the data set of {case.n:,} {case.units}, so that "
+            f"a subsample of {m:,} is larger than the data set of {case.n:,} {case.units}, so that "
             "a step costs more than one on all rows, which would be exact",
             case.all_rows,
             subsample=m,
@@ -389,18 +392,22 @@ def _more_than_all(case: Case, m: int, phrase: str) -> list[ModicumWarning]:
     ]
 
 
-def _refused(accepted: float, remedy: str) -> ModicumWarning:
-    return ModicumWarning(
-        "refreshes-refused",
-        f"only {accepted:.0%} of the subsample refreshes were accepted, so rows hardly change",
-        remedy,
-        accepted=accepted,
-    )
-
-
-def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> list[ModicumWarning]:
+def _wandering(
+    case: Case, blocks: int, refreshes: int, history: History, if_refused: str
+) -> list[ModicumWarning]:
     """Check how the subsample mixed, and how far the chains went from the anchor."""
-    doubts = _far(case, history)
+    doubts, accepted = [], float(history.stats["acceptance_rate_u"].mean())
+    if accepted < 0.2:
+        doubts.append(
+            ModicumWarning(
+                "refreshes-refused",
+                f"only {accepted:.0%} of the subsample refreshes were accepted, so rows hardly "
+                "change",
+                if_refused,
+                accepted=accepted,
+            )
+        )
+    doubts += _far(case, history)
     trace = history.stats["difference_estimate"]
     # Residuals that vanish (a quadratic log-likelihood) have nothing to mix.
     if history.position.shape[1] >= 100 and np.ptp(trace) > 0:
@@ -429,7 +436,7 @@ def _far(case: Case, history: History) -> list[ModicumWarning]:
     # Parameters of priors come last, and are not expanded about the anchor.
     likelihood_size = case.target.likelihood.size
     mean = history.position.mean(axis=(0, 1))[:likelihood_size]
-    where = f"{case.method.anchor_name}, about which control variates are expanded: they are crude"
+    where = f"{case.anchor_name}, about which control variates are expanded: they are crude"
     if case.along_curves is not None:
         looked_at = case.along_curves[:, :likelihood_size]
         mean = (mean - looked_at.mean(axis=0)) / np.maximum(looked_at.std(axis=0), 1.0)

@@ -4,30 +4,30 @@ Theory of the estimate comes first: its variance, its sign and its cost if facto
 s^2) with mu = (d - a) / lambda and s = sigma_m / lambda, where sigma_m is the standard deviation of
 one mini-batch's dhat.
 
-Then its lower bound a = c - lambda, which must stay below the difference d = l - sum q. If it is
-constant, d falls below it on the steep side of a skewed direction (a rare level whose outcomes are
-all alike): all factors are negative there, |Lhat| grows with the distance however small the
-likelihood is, and a chain that starts or jumps there stays. On Covertype the chains' density
-E |Lhat| p was e^6000 times that of the posterior ten standard deviations away. The bound may be any
-function of the parameters. Here c is a coreset: a sum of weighted residuals of a few rows, fitted
-by non-negative least squares at pilot draws and at points far out along the axes of the whitened
-coordinates. The same points then tell whether lambda is large enough there.
+Then the choice, by the pilot's own mini-batches, with a lower bound that may follow a `Coreset`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import NamedTuple
 
 import numpy as np
 from scipy.special import digamma, ndtr, polygamma
 
-from modicum.kernels.likelihood_estimates import ROOM, ROOM_FOLLOWING, BlockPoisson, poisson_chance
-from modicum.methods.drawn_rows import Tuned
-from modicum.methods.ecs.pilot_residuals import Pilot, Residuals, representatives, reweighted
-from modicum.methods.ecs.subsample import NOISE, refresh_acceptance
+from modicum.kernels.likelihood_estimates import (
+    ROOM,
+    ROOM_FOLLOWING,
+    BlockPoisson,
+    BlockPoissonTables,
+    poisson_chance,
+)
+from modicum.methods.ecs.coreset import Coreset
+from modicum.methods.ecs.pilot_residuals import Pilot, representatives
+from modicum.methods.ecs.subsample import NOISE, Tuned, cost_per_draw, refresh_acceptance
+from modicum.methods.method import Tuning
 from modicum.random import Stream, generator
 
 SHARP = 1e6  # (mean / sd)^2 / 2 of a factor above which the mixture has too many terms
@@ -92,11 +92,6 @@ class NormalFactors:
         return float(mean), float((weight @ polygamma(1, 0.5 + J) + between) / 4)
 
     @property
-    def log_mean(self) -> float:
-        """E log |Lhat| - sum q."""
-        return self.lower + self.products * (1 + self.log_moments()[0])
-
-    @property
     def log_variance(self) -> float:
         """Var log |Lhat| = lambda E (log |f|)^2, as of any compound Poisson sum."""
         mean, variance = self.log_moments()
@@ -132,131 +127,6 @@ class NormalFactors:
         return self.products * (2 - accept) / accept / sign**2
 
 
-DISTANCES = (3.0, 5.0, 8.0, 10.0)  # posterior sds from the mean, along each axis
-MOST_ROWS = 32
-CLOSE = 0.05  # relative error of the fit below which no more rows are added
-CANDIDATES = 2_048  # pilot rows among which the coreset is chosen
-FITTED_DRAWS = 128
-RELATIVE = 0.2  # far out, a relative error of this size counts like an error of one near the mean
-FAR_BATCHES = 1_000  # mini-batches per point
-# Log-density relative to the mean that counts as negligible, and by how much the chains'
-# log-density may exceed the posterior's where it is not.
-NEGLIGIBLE, EXCESS = -12.0, 1.0
-
-
-class FarOut(NamedTuple):
-    """Residuals, at points far out, of the rows that the design draws."""
-
-    values: np.ndarray  # D of each pilot row, (points, rows)
-    weight: np.ndarray  # share of the design's draws that each row represents
-    log_posterior: np.ndarray  # relative to the value at the posterior's mean
-
-    def mini_batches(self, batch: int) -> np.ndarray:
-        """Return estimates dhat from mini-batches, (points, mini-batches)."""
-        rng = generator(batch, Stream.SIGN_BATCHES)
-        places = rng.choice(len(self.weight), (FAR_BATCHES, batch), p=self.weight)
-        return np.stack([values[places].mean(axis=1) for values in self.values])
-
-    def is_negligible(self, dhat: np.ndarray, products: int, centre: np.ndarray) -> bool:
-        """Whether chains have negligible mass where the posterior has none.
-
-        Their density is E |Lhat| p = L p exp(2 lambda E f^-), with f^- the negative part of a
-        factor f = 1 + (dhat - c) / lambda.
-        """
-        below = np.maximum(centre[:, None] - products - dhat, 0).mean(axis=1)
-        chains = self.log_posterior + 2 * below
-        return bool(np.all(chains <= np.maximum(self.log_posterior + EXCESS, NEGLIGIBLE)))
-
-
-@dataclass(frozen=True)
-class Coreset:
-    """A few rows whose weighted residuals sum to nearly those of all rows that are drawn.
-
-    Attributes
-    ----------
-    row_ids
-        Indices among the pilot rows.
-    weights
-        Weights of their residuals.
-    at_draws, at_points
-        The weighted sum at each pilot draw, and at each point far out.
-    far
-        The residuals at the points far out.
-    """
-
-    row_ids: np.ndarray
-    weights: np.ndarray
-    at_draws: np.ndarray
-    at_points: np.ndarray
-    far: FarOut
-
-    def __len__(self) -> int:
-        return len(self.row_ids)
-
-
-def fit_coreset(
-    residuals: Residuals, far: Residuals, log_posterior: np.ndarray, probability: np.ndarray
-) -> Coreset:
-    """Choose rows and weights for a design that gives the pilot rows this `probability`.
-
-    Parameters
-    ----------
-    residuals
-        Residuals of the pilot rows at the pilot draws.
-    far, log_posterior
-        Residuals of the same rows at points far out, and the log-posterior there relative to the
-        posterior's mean.
-    probability
-        Probability of each pilot row; zero for rows that are never drawn.
-    """
-    factor, weight = reweighted(residuals.probability, probability)
-    drawn = np.flatnonzero(weight > 0)
-    factor, weight = factor[drawn], weight[drawn]
-    near, away = (part.values[:, drawn] * factor for part in (residuals, far))
-    at_some_draws = near[representatives(residuals.share, FITTED_DRAWS)]
-    places, shares = _follow(np.concatenate([at_some_draws, away]) * weight)
-    weights = shares * weight[places] / probability[drawn[places]]  # of d = probability times D
-    at_draws, at_points = ((part * weight)[:, places] @ shares for part in (near, away))
-    # At the other points chains have no mass even with one row per mini-batch and lambda = 0, so
-    # that they need not be checked.
-    most = log_posterior + 2 * np.maximum(at_points[:, None] - away, 0) @ weight
-    matters = most > NEGLIGIBLE
-    checked = FarOut(away[matters], weight, log_posterior[matters])
-    return Coreset(drawn[places], weights, at_draws, at_points[matters], checked)
-
-
-def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Choose columns and weights whose weighted sum is nearly the sum of all columns.
-
-    This is orthogonal matching pursuit: the column most similar to the residual is added, and all
-    are refitted by non-negative least squares. Negative weights would fit as well at these points,
-    but extrapolate badly.
-    """
-    from scipy.optimize import nnls  # few runs need it, and it is slow to import
-
-    total = parts.sum(axis=1)
-    importance = 1 / (1 + RELATIVE * np.abs(total))
-    A, y = parts * importance[:, None], total * importance
-    length = np.linalg.norm(A, axis=0)
-    # Sample columns of all lengths, since the longest ones belong to a few levels only.
-    candidates = np.unique(representatives(length, CANDIDATES))
-    candidates = candidates[length[candidates] > 0]
-    A, length = A[:, candidates], length[candidates]
-    places: list[int] = []
-    shares, residual = np.zeros(0), y
-    for _ in range(min(MOST_ROWS, A.shape[1])):
-        likeness = residual @ A / length
-        likeness[places] = 0.0
-        best = int(np.argmax(likeness))
-        if likeness[best] <= 0 or np.linalg.norm(residual) <= CLOSE * np.linalg.norm(y):
-            break
-        fitted, _ = nnls(A[:, [*places, best]], y)
-        places = [place for place, share in zip([*places, best], fitted, strict=True) if share > 0]
-        shares = fitted[fitted > 0]
-        residual = y - A[:, places] @ shares
-    return candidates[places], shares
-
-
 FEWEST = 20
 # Lambda, in standard deviations of a mini-batch, below which chains get stuck; for 99 of 100 draws,
 # since chains get stuck in the tails.
@@ -278,8 +148,8 @@ class ProductChoice(Tuned):
 
     Attributes
     ----------
-    products, batch, blocks, refreshes
-        Lambda, m_b, G and K.
+    products, batch
+        Lambda and m_b.
     needed
         The smallest lambda that meets all criteria.
     centre
@@ -291,20 +161,15 @@ class ProductChoice(Tuned):
         Share of positive estimates when rows are drawn afresh, predicted by the pilot study.
     chain_sign
         Mean sign along the chain, predicted by the pilot study.
-    coreset
-        The rows that the lower bound follows, if any.
     """
 
     products: int
     batch: int
-    blocks: int
-    refreshes: int
     needed: int
     centre: float
     room: float
     positive: float
     chain_sign: float
-    coreset: Coreset | None
 
     @property
     def always(self) -> int:
@@ -315,6 +180,35 @@ class ProductChoice(Tuned):
     def estimator(self) -> BlockPoisson:
         """The chosen estimator."""
         return BlockPoisson(self.products, self.batch, self.blocks, self.room)
+
+    @property
+    def capacity(self) -> int:
+        """Room for rows."""
+        return self.estimator.rows
+
+    @property
+    def tables(self) -> BlockPoissonTables:
+        """The centre of the lower bound."""
+        return BlockPoissonTables(self.centre)
+
+    @property
+    def tuning(self) -> Tuning:
+        """All settings with their reasons."""
+        coreset = self.coreset
+        rows = f"{self.products * self.batch:,} on average, {self.batch} for each of the products"
+        if self.certainty:
+            rows += f", and {self.certainty:,} certainty rows"
+        if coreset is not None:
+            rows += f", and {len(coreset)} rows of the coreset"
+        chosen = self.explained("products", "batch", "blocks", "refreshes", "centre")
+        sentences: Tuning = {name: self.why[name] for name in ("variance", "sign")}
+        always = self.explained("certainty")
+        if coreset is not None:
+            why = (
+                "rows with weights whose residuals follow l - sum q, and the lower bound with them"
+            )
+            always["coreset"] = {"value": len(coreset), "why": why}
+        return {"rows per evaluation": rows} | chosen | sentences | always
 
 
 class MiniBatches:
@@ -375,48 +269,15 @@ class LowerBound:
         return products
 
 
-@dataclass(frozen=True)
-class StepWork:
-    """The work of an iteration that does not depend on its products.
-
-    Attributes
-    ----------
-    steps
-        Expected leapfrog steps, L.
-    fresh
-        Cost of a fresh row, in evaluations of a row.
-    always
-        Rows that every evaluation reads besides those of the products.
-    """
-
-    steps: int
-    fresh: float = 1.0
-    always: int = 0
-
-    def cost(self, estimator: BlockPoisson, refreshes: int, noise: float, accept: float) -> float:
-        """Predict the evaluations per effective draw.
-
-        Arrays have fixed shapes, so that empty slots cost as much as factors, and so does the whole
-        room of the blocks that are refreshed.
-        """
-        rows = estimator.slots * estimator.batch
-        room = refreshes * estimator.parts * estimator.batch
-        iteration = (rows + self.always) * (self.steps + 1) + room * (1 + self.fresh)
-        sweep = refreshes / estimator.blocks
-        return iteration * (1 + 2 * noise / (sweep * accept))
-
-
 def choose_products(
     pilot: Pilot,
     batch: int | None,
     steps: int,
-    products: int | None = None,
-    blocks: int | None = None,
-    refreshes: int | None = None,
     centre: float | None = None,
     fresh: float = 1.0,
     certainty: int = 0,
     coreset: Coreset | None = None,
+    **fixed: int,
 ) -> ProductChoice:
     """Choose the settings that the user has not set.
 
@@ -428,8 +289,6 @@ def choose_products(
         Rows per factor, m_b; None: the number that makes an effective draw cheapest.
     steps
         Expected leapfrog steps per iteration, L.
-    products, blocks, refreshes
-        Lambda, G and K, if set by hand.
     centre
         The expected difference l - sum q, if set by hand.
     fresh
@@ -438,21 +297,21 @@ def choose_products(
         Number of certainty rows, which the pilot's moments leave out.
     coreset
         Rows that the lower bound follows; None: it is the same everywhere.
+    fixed
+        Lambda, G and K (`products`, `blocks`, `refreshes`), where they are set.
     """
     bound = LowerBound(pilot, centre, coreset)
-    work = StepWork(steps, fresh, certainty + (0 if coreset is None else len(coreset)))
     sizes = SIZES if batch is None else (batch,)
-    candidates = [
-        _with_batch(pilot, size, work, bound, products, blocks, refreshes) for size in sizes
-    ]
+    candidates = [_with_batch(pilot, size, steps, fresh, certainty, bound, fixed) for size in sizes]
     best = min(candidates, key=lambda candidate: candidate.cost)
-    if batch is None and products is not None:  # the smallest m_b for which lambda is enough
-        best = next((c for c in candidates if c.needed <= products), candidates[-1])
-    settings = {"products": products, "blocks": blocks, "refreshes": refreshes, "centre": centre}
-    by_hand = {name: "set by hand" for name, value in settings.items() if value is not None}
+    if batch is None and "products" in fixed:  # the smallest m_b for which lambda is enough
+        best = next((c for c in candidates if c.needed <= fixed["products"]), candidates[-1])
+    by_hand = dict.fromkeys(fixed, "set by hand")
+    if centre is not None:
+        by_hand["centre"] = "set by hand"
     if batch is not None:
         by_hand["batch"] = "as in the paper" if batch == PAPER_BATCH else "set by hand"
-    return replace(best, certainty=certainty, why=best.why | by_hand)
+    return replace(best, why=best.why | by_hand)
 
 
 _CENTRE = {
@@ -474,25 +333,34 @@ _REASON = {
 def _with_batch(
     pilot: Pilot,
     batch: int,
-    work: StepWork,
+    steps: int,
+    fresh: float,
+    certainty: int,
     bound: LowerBound,
-    products: int | None,
-    blocks: int | None,
-    refreshes: int | None,
+    fixed: Mapping[str, int],
 ) -> ProductChoice:
+    """Choose the cheapest blocks and refreshes for so many rows per factor.
+
+    Arrays have fixed shapes, so that empty slots cost as much as factors, and so does the whole
+    room of the blocks that are refreshed.
+    """
     mini_batches = MiniBatches(pilot, batch)
     needs = _needs(pilot, batch, bound, mini_batches)
     binding = max(needs, key=lambda name: needs[name])
-    least = needs[binding] if products is None else products
+    least = fixed.get("products", needs[binding])
+    always = certainty + (0 if bound.coreset is None else len(bound.coreset))
     noise = pilot.typical_slope / (least * batch)
     spread = pilot.quantile(pilot.variance, 0.9) / (least * batch)
     options = []
-    for G in (blocks,) if blocks is not None else _shares(least, spread, products is not None):
-        number = least if products is not None else G * ceil(least / G)
+    is_set = "products" in fixed
+    for G in (fixed["blocks"],) if "blocks" in fixed else _shares(least, spread, is_set):
+        number = least if is_set else G * ceil(least / G)
         estimator = BlockPoisson(number, batch, G, bound.room)
         accept = max(refresh_acceptance(spread, G), 1e-3)
-        for K in range(1, G + 1) if refreshes is None else (refreshes,):
-            options.append((work.cost(estimator, K, noise, accept), estimator, K, accept))
+        for K in (fixed["refreshes"],) if "refreshes" in fixed else range(1, G + 1):
+            rows, room = estimator.slots * batch + always, K * estimator.parts * batch
+            cost = cost_per_draw(rows, room * (1 + fresh), steps, K / G, noise, accept)
+            options.append((cost, estimator, K, accept))
     cost, estimator, K, accept = min(options, key=lambda option: option[0])
     positive, sign = mini_batches.sign(estimator.products, bound.at_draws)
     deviation = np.sqrt(pilot.variance / batch)
@@ -509,9 +377,14 @@ def _with_batch(
         "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
         "positive when rows are drawn afresh, by the pilot study",
     }
-    lambda_and_blocks = (estimator.products, batch, estimator.blocks, K, needs[binding])
-    of_bound = (bound.middle, bound.room, positive, sign, bound.coreset)
-    return ProductChoice(*lambda_and_blocks, *of_bound, cost=cost, why=why)
+    return ProductChoice(
+        *(estimator.blocks, K, estimator.products, batch, needs[binding]),
+        *(bound.middle, bound.room, positive, sign),
+        coreset=bound.coreset,
+        certainty=certainty,
+        cost=cost,
+        why=why,
+    )
 
 
 def _shares(products: int, spread: float, fixed: bool) -> list[int]:

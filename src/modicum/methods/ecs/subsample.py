@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
 from math import ceil, sqrt
+from typing import Literal, TypeVar
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from modicum.methods.drawn_rows import Tuned
+from modicum.methods.drawn_rows import cheapest_number
+from modicum.methods.ecs.coreset import Coreset
 from modicum.methods.ecs.pilot_residuals import Bias, Pilot
+from modicum.methods.method import Chosen, Tuning
+from modicum.runtime import Pytree
 
 SMALLEST = 30
 # Fewest groups; down to FEWEST_GROUPS if that is a hundred times what every criterion needs: the
@@ -25,23 +32,121 @@ MOST = 10**12  # rows
 NOISE = 0.25  # largest gradient noise, in posterior variances
 
 
+# Cost relative to that of half as many, above which doubling stops: near its minimum the cost
+# hardly depends on the number, and every row must be held and read.
+STOP_RATIO = 0.95
+
+
+@dataclass(frozen=True)
+class Tuned(ABC):
+    """The subsample that a pilot study chose, together with a number of certainty rows.
+
+    Attributes
+    ----------
+    blocks, refreshes
+        Its blocks, and blocks proposed anew per iteration.
+    coreset
+        Rows whose residuals predict the estimate of the likelihood, if any.
+    certainty
+        The number of certainty rows.
+    cost
+        Predicted evaluations of rows per effective draw.
+    why
+        The reason for each setting.
+    """
+
+    blocks: int
+    refreshes: int
+    coreset: Coreset | None = field(default=None, kw_only=True)
+    certainty: int = field(default=0, kw_only=True)
+    cost: float = field(default=0.0, kw_only=True)
+    why: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Capacity of the subsample in rows."""
+
+    @property
+    def tables(self) -> Pytree:
+        """The estimator's constants for this data set."""
+        return ()
+
+    @property
+    @abstractmethod
+    def tuning(self) -> Tuning:
+        """All settings with their reasons."""
+
+    def explained(self, *names: str) -> Tuning:
+        """Return the values of these settings with their reasons."""
+        return {name: {"value": getattr(self, name), "why": self.why[name]} for name in names}
+
+
+T = TypeVar("T", bound=Tuned)
+
+
+def cheapest_certainty(
+    choose: Callable[[int], T], setting: int | Literal["auto"], steps: int, most: int
+) -> T:
+    """Choose the number of certainty rows together with everything that depends on it.
+
+    Parameters
+    ----------
+    choose
+        Maps a number of certainty rows to the choice of everything else.
+    setting
+        The number of certainty rows, if the user set it.
+    steps
+        Leapfrog steps expected per iteration.
+    most
+        The most certainty rows to consider.
+    """
+    if setting != "auto":
+        return with_reason(choose(setting), "set by hand")
+    chosen = cache(choose)
+    count, ratio = cheapest_number(lambda k: chosen(k).cost, most, steps + 1, STOP_RATIO)
+    if not count:
+        return with_reason(chosen(0), "certainty rows would not save a tenth of the evaluations")
+    share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
+    why = f"an effective draw takes {share} of the evaluations that it takes without certainty rows"
+    return with_reason(chosen(count), f"{why}, and more rows would save little")
+
+
+def with_reason(choice: T, why: str) -> T:
+    """Add the reason for the number of certainty rows."""
+    return replace(choice, why=choice.why | {"certainty": why})
+
+
 @dataclass(frozen=True)
 class Choice(Tuned):
     """m, G and K.
 
     Attributes
     ----------
-    subsample, blocks, refreshes
-        m, G and K.
+    subsample
+        m.
     bias_bound
         Bound on the shift of any posterior mean, in posterior standard deviations, by the pilot
         study.
     """
 
     subsample: int
-    blocks: int
-    refreshes: int
     bias_bound: float
+
+    @property
+    def capacity(self) -> int:
+        """The rows m."""
+        return self.subsample
+
+    @property
+    def tuning(self) -> Tuning:
+        """All settings with their reasons."""
+        bound: Chosen = {"value": float(f"{self.bias_bound:.2g}"), "why": self.why["bias_bound"]}
+        return (
+            self.explained("subsample", "blocks", "refreshes")
+            | {"bias_bound": bound, "variance": self.why["variance"]}
+            | self.explained("certainty")
+        )
 
 
 def refresh_acceptance(variance: float, blocks: int) -> float:
@@ -65,15 +170,14 @@ def best_sweep(noise: float, steps: int, accept: float, fresh: float = 1.0) -> f
 
 
 def cost_per_draw(
-    rows: float, always: int, steps: int, sweep: float, noise: float, accept: float, fresh: float
+    rows: int, refreshing: float, steps: int, sweep: float, noise: float, accept: float
 ) -> float:
-    """Predict evaluations per effective draw, with `rows` drawn rows and `always` fixed rows.
+    """Predict evaluations per effective draw, with so many rows drawn or fixed.
 
-    An iteration evaluates all of them L + 1 times, and refreshes a share of the drawn rows; the
-    inefficiency is that of `best_sweep`.
+    An iteration evaluates all of them L + 1 times, and refreshes a share of those drawn, which
+    costs `refreshing` evaluations; the inefficiency is that of `best_sweep`.
     """
-    iteration = (rows + always) * (steps + 1) + rows * sweep * fresh
-    return iteration * (1 + 2 * noise / (sweep * accept))
+    return (rows * (steps + 1) + refreshing) * (1 + 2 * noise / (sweep * accept))
 
 
 def choose(
@@ -81,12 +185,10 @@ def choose(
     steps: int,
     bias: float = 0.05,
     ddof: int = 1,
-    subsample: int | None = None,
-    blocks: int | None = None,
-    refreshes: int | None = None,
     fresh: float = 1.0,
     of_groups: bool = False,
     certainty: int = 0,
+    **fixed: int,
 ) -> Choice:
     """Choose the settings that the user has not set.
 
@@ -100,44 +202,40 @@ def choose(
         Largest shift of a posterior mean, in posterior standard deviations, that m may allow.
     ddof
         Degrees of freedom lost in the estimator's variance: 1 or 0.
-    subsample, blocks, refreshes
-        m, G and K, if already set.
     fresh
         Cost of a fresh row, in evaluations of a row.
     of_groups
         Whether groups are subsampled, of which fewer are needed.
     certainty
         Number of certainty rows, which the pilot's moments leave out.
+    fixed
+        m, G and K (`subsample`, `blocks`, `refreshes`), where they are set.
     """
     needs = _needs(pilot, bias, ddof, of_groups)
     binding = max(needs, key=lambda name: needs[name])
-    m = subsample if subsample is not None else needs[binding]
+    m = fixed.get("subsample", needs[binding])
     variance = pilot.quantile(pilot.variance, 0.5) / m
-    G = blocks if blocks is not None else _blocks(variance, m, subsample is not None, of_groups)
-    if subsample is None:
+    G = fixed.get("blocks") or _blocks(variance, m, "subsample" in fixed, of_groups)
+    if "subsample" not in fixed:
         m = G * ceil(m / G)
     noise = pilot.typical_slope / m
     accept = max(refresh_acceptance(variance, G), 1e-3)
     unit = "groups" if of_groups else "rows"
     sweep = best_sweep(noise, steps, accept, fresh)
-    K = refreshes if refreshes is not None else int(np.clip(ceil(G * sweep), 1, G))
+    K = fixed.get("refreshes", int(np.clip(ceil(G * sweep), 1, G)))
     why = {
-        "subsample": "set by hand"
-        if subsample is not None
-        else f"the smallest m with {_REASON[binding].format(needs['floor'], unit)}",
-        "blocks": "set by hand"
-        if blocks is not None
-        else f"a refresh is then accepted with probability {accept:.2f}",
-        "refreshes": "set by hand"
-        if refreshes is not None
-        else f"balances refreshing rows against gradient noise of {noise:.2g} posterior variances",
+        "subsample": f"the smallest m with {_REASON[binding].format(needs['floor'], unit)}",
+        "blocks": f"a refresh is then accepted with probability {accept:.2f}",
+        "refreshes": f"balances refreshing rows against gradient noise of {noise:.2g} posterior "
+        "variances",
         "bias_bound": "how far, in posterior sd, the perturbation may move any posterior mean, by "
         "the pilot study",
         "variance": f"sigma^2 of the log-likelihood estimate: median {variance:.2g}, up to "
         f"{seldom_exceeded(pilot) / m:.2g} in 99 of 100 draws",
     }
-    cost = cost_per_draw(m, certainty, steps, K / G, noise, accept, fresh)
-    settings = (int(m), int(G), int(K), pilot.bias(m, ddof))
+    why |= dict.fromkeys(fixed, "set by hand")
+    cost = cost_per_draw(m + certainty, m * (K / G) * fresh, steps, K / G, noise, accept)
+    settings = (int(G), int(K), int(m), pilot.bias(m, ddof))
     return Choice(*settings, certainty=certainty, cost=cost, why=why)
 
 

@@ -113,13 +113,6 @@ def certainty_of(
     return _cheapest(tabled.tables, tabled.facts.count, fresh_cost)
 
 
-class _Noise(NamedTuple):
-    """Certainty rows, and the gradient noise of the others times the cost of a step."""
-
-    certain: CertaintyRows | None
-    cost: float
-
-
 def _cheapest(
     tables: WeightTables, batch: int, fresh_cost: float
 ) -> tuple[CertaintyRows | None, str]:
@@ -132,20 +125,20 @@ def _cheapest(
     n = int(np.sum(tables.size))
     expected = np.maximum(np.asarray(tables.probability) - FLOOR / n, 0.0)
 
-    def times_cost(number: int) -> _Noise:
-        certain = certainty_rows(tables, number, FLOOR) if number else None
-        rest = tables if certain is None else certain.rest
+    def times_cost(number: int) -> float:
+        rest = certainty_rows(tables, number, FLOOR).rest if number else tables
         size, probability = np.asarray(rest.size), np.asarray(rest.probability)
         drawn = size > 0
         noise = float(np.sum(size[drawn] * expected[drawn] ** 2 / probability[drawn]))
-        return _Noise(certain, (batch * (1 + fresh_cost) + number) * noise)
+        return (batch * (1 + fresh_cost) + number) * noise
 
-    none = times_cost(0)
-    count, best = cheapest_number(times_cost, none, n // 4)
+    count, ratio = cheapest_number(times_cost, n // 4)
     if not count:
         return None, "certainty rows would not reduce noise times cost by a tenth"
-    saved = f"{1 - best.cost / none.cost:.0%} less than without"
-    return best.certain, f"the number that minimises noise times cost, {saved}"
+    saved = f"{1 - ratio:.0%} less than without"
+    return certainty_rows(
+        tables, count, FLOOR
+    ), f"the number that minimises noise times cost, {saved}"
 
 
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray | KeptNumbers:

@@ -1,0 +1,128 @@
+"""The schedule of the HMC-ECS paper (section 6.3), for comparison.
+
+The anchor starts at the posterior mean of a 1 % subset. During 1,000 burn-in iterations it moves to
+the mean of recent draws every 200, each time at the cost of a pass; m is recalibrated after the
+first 100. There are G = 100 blocks, one of which is refreshed per iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.kernels.adaptation import schedule
+from modicum.methods.ecs.composition import (
+    BurnIn,
+    EnergyConserving,
+    floats_per_iteration,
+    rows_in_order,
+)
+from modicum.methods.ecs.pilot import Study, study_rows, weigh
+from modicum.methods.ecs.subsample import Choice
+from modicum.methods.full_data import HMC
+from modicum.methods.method import Task, Tuning
+from modicum.passes import Anchor, Sums, anchor_at
+from modicum.random import Stream, chain_keys, generator
+from modicum.run.chains import Chains
+from modicum.run.iterations import place_rows
+from modicum.run.runner import History, capacity_for, run
+
+PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
+STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
+SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000
+Arrays = dict[str, np.ndarray]
+
+
+def burn_in(method: EnergyConserving[Choice], task: Task) -> BurnIn:
+    """Run the schedule of the perturbed method, or restore its result from a checkpoint."""
+
+    def read(arrays: Arrays) -> BurnIn:
+        m, calibrated = int(arrays["subsample"]), [float(m) for m in arrays["calibrated"]]
+        why = dict.fromkeys([*PAPER_BLOCKS, "certainty"], "as in the paper")
+        if calibrated:
+            why["subsample"] = (
+                f"chosen by the pilot study after the first {STAGES[0]} iterations of burn-in; "
+                f"before them, at the mean of a subset, {calibrated[0]:,.0f}"
+            )
+        tuning: Tuning = {
+            "burn-in variance": [float(f"{v:.4g}") for v in arrays["variance"]],
+            "recalibration": calibrated,
+        }
+        anchor = Anchor.from_arrays(arrays)
+        return BurnIn(anchor, PAPER_BLOCKS | {"subsample": m}, why, tuning)
+
+    return task.remember("anchor", lambda: _burn_in(method, task), read)
+
+
+def _burn_in(method: EnergyConserving[Choice], task: Task) -> Arrays:
+    """Return the anchor's arrays, with m, its calibrations and the variance at each iteration."""
+    if task.sums.rest is not None:
+        raise SettingError(
+            "tuning='paper' starts from a subset of the rows, which a digest does not have; leave "
+            "`tuning` out."
+        )
+    anchor = anchor_at(task.sums, _subset_mean(task))
+    fixed, m = "subsample" in method.by_hand, method.by_hand.get("subsample", 0)
+    # Stages are not checkpointed one by one: the result of the whole burn-in is.
+    staged = replace(task, checkpoint=None)
+    variance, calibrated = [], []
+    for number, length in enumerate(STAGES):
+        study = study_rows(weigh(method.studied, staged, anchor))
+        if number <= 1 and not fixed:  # before, and again after 100 iterations
+            chosen = method.choose(study, 0, PAPER_BLOCKS | method.by_hand).subsample
+            m = min(chosen, len(task.rows) // 200 * 100)
+            calibrated.append(m)
+        sizes = PAPER_BLOCKS | {"subsample": m} | method.by_hand
+        history = _stage(method, study, method.choose(study, 0, sizes), length, number)
+        variance.append(history.stats["variance_estimate"].mean(axis=0))
+        recent = history.position[:, length // 2 :].mean(axis=(0, 1))
+        anchor = anchor_at(task.sums, anchor.point + anchor.factor @ recent)
+    return anchor.to_arrays() | {
+        "subsample": np.asarray(m),
+        "calibrated": np.asarray(calibrated, np.int64),
+        "variance": np.concatenate(variance),
+    }
+
+
+def _stage(
+    method: EnergyConserving[Choice],
+    study: Study,
+    choice: Choice,
+    length: int,
+    number: int,
+) -> History:
+    longest = max(STAGES)  # flags and capacity have one shape, so that all stages compile once
+    task = study.task
+    placed = place_rows(task.rows.members, method.memory_limit)
+    chains = Chains(
+        method.kernel(study, choice),
+        method.context(study, choice, placed),
+        chain_keys(task.seed, task.chains, number + 1),
+        schedule(length, longest - length, adapt_mass=False),
+        capacity_for(task.target.size + floats_per_iteration(study, choice), longest),
+        rows_in_order(study, placed),
+    )
+    history = run(chains, 0, length, progressbar=False)
+    task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")
+    return history
+
+
+def _subset_mean(task: Task) -> np.ndarray:
+    """Return the posterior mean given a random 1 % of the rows, by HMC on all of these."""
+    n = len(task.rows)
+    size = min(n, max(SMALLEST_SUBSET, 20 * task.target.size, int(SUBSET_SHARE * n)))
+    row_ids = np.sort(generator(task.seed, Stream.PAPER_SUBSET).choice(n, size, replace=False))
+    rows = task.rows.subset(row_ids)
+    sums = Sums(task.target, rows, task.sums.engine, task.ledger)
+    small = replace(task, rows=rows, sums=sums, tune=200, draws=200, checkpoint=None)
+    plan = HMC().plan(small)
+    keys = chain_keys(task.seed, 2, 0)
+    capacity = capacity_for(task.target.size, 400)
+    assert plan.kernel is not None
+    chains = Chains(plan.kernel, plan.context, keys, plan.flags, capacity)
+    history = run(chains, small.tune, small.draws, progressbar=False)
+    for stats in (history.warmup, history.stats):
+        task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
+    return plan.anchor.point + plan.anchor.factor @ history.position.mean(axis=(0, 1))
