@@ -1,6 +1,4 @@
-"""Sums and residuals of groups in NumPy, compared with the compiled ones."""
-
-from dataclasses import replace
+"""Sums and residuals of groups in NumPy equal the compiled ones."""
 
 import jax
 import numpy as np
@@ -9,33 +7,23 @@ import pytest
 import modicum as mo
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.expansion import group_proxy, in_expansion_coordinates, variance_unit
-from modicum.kernels.residuals_by_numpy import NumPyGroupValues
 from modicum.ledger import Ledger
-from modicum.methods.ecs import pilot_residuals as residuals
-from modicum.methods.ecs import pilot_residuals as slopes
-from modicum.methods.whole_groups import _differences, _differences_by_numpy
+from modicum.methods.ecs.pilot_residuals import evaluate, slopes
 from modicum.models import IntegratedEffects, Target
 from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
-from modicum.passes.group_hessian import group_hessian_sum, group_places
+from modicum.runtime import in_double_precision
 
 GROUPS = 30
 
 
-def made(effects=1, correlated=True):
+def made(effects, correlated):
     """Return sums over groups with weights, an offset and another factor, and a point."""
     rng = np.random.default_rng(1)
     g = rng.permutation(np.repeat(np.arange(GROUPS), rng.integers(1, 12, GROUPS)))
     n = len(g)
-    y = rng.random(n) < 0.4
-    shop = rng.integers(0, 3, n)
-    rows = mo.Rows(
-        x=rng.normal(size=(n, 2)),
-        y=y,
-        g=g,
-        weight=rng.integers(1, 3, n),
-        offset=0.1 * rng.normal(size=n),
-        codes={"shop": shop},
-    )
+    y, shop = rng.random(n) < 0.4, rng.integers(0, 3, n)
+    x, offset, weight = rng.normal(size=(n, 2)), 0.1 * rng.normal(size=n), rng.integers(1, 3, n)
+    rows = mo.Rows(x=x, y=y, g=g, weight=weight, offset=offset, codes={"shop": shop})
     slopes = ("x0", "x1")[: effects - 1]
     model = IntegratedEffects(mo.models.Logistic(), "g", slopes=slopes, correlated=correlated)
     units = model.units(rows)
@@ -45,94 +33,49 @@ def made(effects=1, correlated=True):
     return sums, start + 0.1 * rng.normal(size=len(start))
 
 
-class Study:
-    """Groups with quadrature nodes fixed at a point, and the inputs of their residuals."""
+@in_double_precision
+def computed(effects, correlated, straight=False):
+    """Return all that NumPy or compiled code finds; paths may be `straight` in the variance."""
+    sums, t = made(effects, correlated)
+    target, groups = with_nodes(sums, t)
+    anchor = anchor_at(Sums(target, groups, sums.engine, sums.ledger), t)
+    proxy = group_proxy(anchor, target, 2, variance_unit(target.likelihood, t, groups))
+    given = proxy._replace(unit=None) if straight else proxy
+    form, share = control_variate(target, 2), np.full(GROUPS, 1 / GROUPS)
+    batch = groups.take(np.arange(GROUPS)) | {"probability": np.full(GROUPS, 0.5)}
+    away = anchor.sd * np.random.default_rng(2).normal(size=(4, target.size))
+    z = anchor.whiten(t + away)  # axes of the whitened coordinates may depend on rounding
+    about = (target.likelihood, *map(jax.numpy.asarray, (t, anchor.A, anchor.B)))
+    by_autodiff = jax.jit(in_expansion_coordinates, static_argnums=0)(*about, proxy.unit)
+    return {
+        "hessian": sums.hessian(t, "mode"),
+        "nodes": [groups.nodes.centre],
+        "residuals": [evaluate(form, batch, given, z, few=batch).values],
+        "slopes": [slopes(form, batch, given, z, share, np.ones(GROUPS), of_groups=True)],
+        "proxy": [proxy.a, proxy.B],
+        "proxy by autodiff": by_autodiff,
+    }
 
-    def __init__(self, sums, t):
-        self.target, groups = with_nodes(sums, t)
-        self.sums = Sums(self.target, groups, sums.engine, sums.ledger)
-        anchor = anchor_at(self.sums, t)
-        unit = variance_unit(self.target.likelihood, anchor.point, groups)
-        self.anchor = anchor
-        self.form = control_variate(self.target, 2)
-        self.proxy = group_proxy(anchor, self.target, 2, unit)
-        self.batch = groups.take(np.arange(GROUPS)) | {"probability": np.full(GROUPS, 0.5)}
-        self.z = np.random.default_rng(2).normal(size=(4, self.target.size))
+
+RTOL = {"hessian": 1e-12, "nodes": 1e-6, "residuals": 1e-8, "slopes": 1e-4}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def double():
-    """Use double precision everywhere here."""
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
+@pytest.mark.parametrize(
+    ("effects", "correlated"),
+    [
         (1, True),
-        *(pytest.param(k, marks=pytest.mark.slow) for k in ((2, False), (2, True), (3, True))),
+        *(pytest.param(*k, marks=pytest.mark.slow) for k in ((2, False), (2, True), (3, True))),
     ],
-    ids=str,
 )
-def studied(double, request):
-    sums, t = made(*request.param)
-    return sums, t, Study(sums, t)
-
-
-def test_sums_match_the_compiled_pass(studied):
-    sums, t, study = studied
-    assert sums.by_numpy
-    compiled = sums._sweep(group_hessian_sum, t, "mode", "hessian")
-    for mine, theirs in zip(sums.hessian(t, "mode"), compiled, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-11)
-    chunk, present = sums.rows.chunk(0)
-    places = group_places(sums.target.likelihood, t, chunk, present)[:GROUPS]
-    np.testing.assert_allclose(study.sums.rows.nodes.centre, places, rtol=1e-6)
-
-
-def test_residuals_and_slopes_match_the_compiled_study(studied):
-    study = studied[2]
-    by_numpy = NumPyGroupValues(study.form, study.batch, study.proxy)
-    values = by_numpy.values(study.z)
-    about = (study.form, study.batch, study.proxy, study.z)
-    np.testing.assert_allclose(values, residuals._values_of_groups(*about), rtol=1e-8, atol=1e-11)
-    np.testing.assert_array_equal(values, by_numpy.values_in_turn(study.z))
-    share, factor = np.full(GROUPS, 1 / GROUPS), np.ones(GROUPS)
-    largest = slopes._slopes_by_numpy(by_numpy.gradients(study.z), share, factor)
-    compiled = slopes._slopes_of_groups(*about, share, factor)
-    np.testing.assert_allclose(largest, compiled, rtol=1e-4)
-
-
-def test_the_proxy_is_in_the_coordinates_of_the_residuals(studied):
-    study, anchor = studied[2], studied[2].anchor
-    derivatives = jax.numpy.asarray(anchor.A), jax.numpy.asarray(anchor.B)
-    about = (study.target.likelihood, jax.numpy.asarray(anchor.point), *derivatives)
-    for mine, theirs in zip(
-        (study.proxy.a, study.proxy.B),
-        jax.jit(in_expansion_coordinates, static_argnums=0)(*about, study.proxy.unit),
-        strict=True,
-    ):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-9)
-
-
-def test_paths_that_are_straight_in_the_variance_fail_the_check(studied):
-    """Negative control: omit the unit of the variances along the path only."""
-    study = studied[2]
-    by_numpy = NumPyGroupValues(study.form, study.batch, study.proxy)
-    right = by_numpy.values(study.z)
-    straight = study.proxy._replace(unit=None)
-    by_numpy._paths = lambda away: (study.form.path_of_variances(straight, t) for t in away)
-    assert np.abs(by_numpy.values(study.z) - right).max() > 1e-3
-
-
-def test_the_check_of_nodes_is_the_compiled_one(studied):
-    _, t, study = studied
-    likelihood = study.target.likelihood
-    finer = replace(likelihood, model=replace(likelihood.model, nodes=14))
-    points = t + 0.3 * study.z
-    mine = _differences_by_numpy(finer, likelihood, points, study.batch)
-    np.testing.assert_allclose(
-        mine, _differences(finer, likelihood, points, study.batch), atol=1e-10
-    )
-    assert np.abs(mine).max() > 1e-9  # there is something to compare
+def test_numpy_and_compiled_code_agree(effects, correlated, monkeypatch):
+    ours = computed(effects, correlated)
+    straight = computed(effects, correlated, straight=True)["residuals"]
+    for mine, theirs in zip(ours["proxy"], ours["proxy by autodiff"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+    monkeypatch.setattr(Target, "on_numpy", False)
+    compiled = computed(effects, correlated)
+    for what, rtol in RTOL.items():
+        for mine, theirs in zip(ours[what], compiled[what], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=1e-10, err_msg=what)
+    if effects == 1:  # the negative control: the unit of the variances is left out along the path
+        assert np.abs(straight[0] - compiled["residuals"][0]).max() > 1e-3

@@ -15,6 +15,7 @@ from helpers.targets import (
     flat_draws,
     location,
     mean_and_error,
+    quick,
     same_draws,
 )
 from modicum.run import runner
@@ -29,9 +30,6 @@ def sample(method, target=None, **settings):
         del given["draws"]
     with unwarned():
         return mo.sample(target.model, target.rows, method=method, progressbar=False, **given)
-
-
-# Names -------------------------------------------------------------------------------------
 
 
 # Budgets -----------------------------------------------------------------------------------
@@ -302,53 +300,11 @@ def test_a_learning_curve_follows_realisations_along_passes():
     assert warm.learning_curve(lambda now: 0.0).index[0] == pytest.approx(31 * 2 / 20)
 
 
-# The paper's Gaussian example --------------------------------------------------------------
-
-
-def realisations(method, seed=1, chains=10_000):
-    """n = 20, 30 data passes, 10,000 realisations (EWSG paper, section 5.1)."""
-    target = location()
-    raw = {"whiten": False, "batch": 1, "start": "zero"}
-    every = {"passes": 30, "chains": chains, "random_seed": seed}
-    post = sample(method(**raw), target, **every)
-    return target.kl(post["theta"][:, -1])
-
-
-@pytest.mark.slow
-def test_the_gaussian_example_of_the_ewsg_paper():
-    from functools import partial as with_
-
-    ewsg = with_(mo.EWSG, step_size=0.05, friction=10.0)
-    kl = {
-        "ewsg": realisations(ewsg),
-        "sghmc": realisations(with_(mo.SGHMC, step_size=0.05, friction=10.0)),
-        "sgld": realisations(with_(mo.SGLD, step_size=0.01)),  # h = 5e-3 of the EWSG paper
-        "psgld": realisations(with_(mo.PSGLD, step_size=0.01)),
-    }
-    assert kl["ewsg"] < min(kl["sghmc"], kl["sgld"], kl["psgld"]), kl
-    by_x = {x: realisations(with_(ewsg, x=x)) for x in ("zero", "one", "rest")}
-    assert kl["ewsg"] < min(by_x.values()), (kl, by_x)
-
-
-# Starts of networks ------------------------------------------------------------------------
-
-
-def first_weights(rows, **settings):
-    """Kernels of the first layer after one step too small to move them, (chain, 16, 400)."""
-    net = mo.models.MLP(hidden=(400,))
-    method = mo.SGHMC(whiten=False, step_size=1e-12, batch=2, **settings)
-    with unwarned():
-        post = mo.sample(
-            net, rows, method=method, draws=1, tune=0, chains=3, random_seed=4, progressbar=False
-        )
-    return post["dense_0.kernel"][:, 0]
-
-
-def network_rows():
-    return mo.Rows(x=np.random.default_rng(1).normal(size=(12, 16)), y=np.arange(12) % 3)
-
-
 def test_chains_of_a_network_start_apart():
-    own = first_weights(network_rows())
+    """After one step too small to move them, weights of the first layer are still the first."""
+    rows = mo.Rows(x=np.random.default_rng(1).normal(size=(12, 16)), y=np.arange(12) % 3)
+    method = mo.SGHMC(whiten=False, step_size=1e-12, batch=2)
+    post = quick(mo.models.MLP(hidden=(400,)), rows, method=method, draws=1, tune=0, chains=3)
+    own = post["dense_0.kernel"][:, 0]
     assert np.allclose(own.std(axis=(1, 2)), np.sqrt(2 / 16), rtol=0.05)  # He's rule
     assert np.all(np.abs(np.corrcoef(own.reshape(3, -1)) - np.eye(3)) < 0.1)
