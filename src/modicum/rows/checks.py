@@ -203,22 +203,15 @@ def reads_as_number(value: object) -> bool:
     return True
 
 
-def _separator(names: list[str]) -> str | None:
-    """Return the separator that turned a table into a single column, if a separator did."""
-    if len(names) != 1:
-        return None
-    return next((word for word, mark in SEPARATORS.items() if mark in names[0]), None)
-
-
 def other_separator(names: list[str]) -> str | None:
     """Return advice if the only column name shows that the separator is not a comma."""
-    mark = _separator(names)
-    if mark is None:
+    marks = [word for word, mark in SEPARATORS.items() if mark in names[0]] if names else []
+    if len(names) != 1 or not marks:
         return None
     return (
         f"there is a single column, named {names[0]!r}, so the columns seem to be separated by "
-        f"{mark}; read the table with pd.read_csv(path, sep={SEPARATORS[mark]!r}), or pass the "
-        "path of the file itself."
+        f"{marks[0]}; read the table with pd.read_csv(path, sep={SEPARATORS[marks[0]]!r}), or pass "
+        "the path of the file itself."
     )
 
 

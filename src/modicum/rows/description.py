@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -311,23 +311,16 @@ class Description(RowsSchema):
             raise ValueError("the coding names codes that are not a field")
 
 
-def describe(
-    encoding: FormulaEncoding,
-    n: int,
-    dtype: DType,
-    outcome: bool = True,
-    extra: Collection[str] | None = None,
-) -> Description:
-    """Describe `n` rows that a formula makes, with these further fields (None: all)."""
+def describe(encoding: FormulaEncoding, n: int, dtype: DType) -> Description:
+    """Describe `n` rows that a formula makes."""
     layout = encoding.layout
-    groupings = {g.field: g.levels for g in encoding.groupings if extra is None or g.field in extra}
+    groupings = {g.field: g.levels for g in encoding.groupings}
     codes = {c.field: code_type(c.levels) for c in layout.codes}
     codes |= {k: code_type(len(v)) for k, v in groupings.items() if k not in codes}
     # Without numbers and codes, an x of zero columns carries the number of rows.
     has_x = layout.numbers or not layout.codes
     names = [c.field for c in layout.codes]
-    names += ["y"] if outcome and encoding.outcome is not None else []
-    names += [name for name in encoding.fields if extra is None or name in extra]
+    names += ["y"] if encoding.outcome is not None else []
     levels = {
         c.field: encoding.factors[c.parts[0][0]].levels
         for c in layout.codes
@@ -337,7 +330,7 @@ def describe(
         n=n,
         dtype=dtype,
         fields=({"x": (len(layout.numbers),)} if has_x else {})
-        | dict.fromkeys([*names, *groupings], ()),
+        | dict.fromkeys([*names, *encoding.fields, *groupings], ()),
         codes=codes,
         columns=layout.columns,
         outcome=None if encoding.outcome is None else encoding.outcome.expression,

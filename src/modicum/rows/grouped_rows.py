@@ -8,7 +8,8 @@ padded to the largest group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -179,13 +180,9 @@ class GroupedRows(Rows):
 
     def with_nodes(self, nodes: NodePlaces) -> GroupedRows:
         """Return these groups with quadrature nodes placed at `nodes`."""
-        same = GroupedRows(self.members, self.index, nodes)
-        same.flat_rows, same.flat_groups = self.flat_rows, self.flat_groups
+        same = copy(self)
+        same.nodes = nodes
         return same
-
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the individual rows."""
-        return self.members.fingerprint()
 
     @property
     def row_bytes(self) -> int:
@@ -207,9 +204,6 @@ class GroupedRows(Rows):
 
     def __repr__(self) -> str:
         return f"GroupedRows({len(self):,} groups by '{self.index.field}' of {self.members!r})"
-
-    def __reduce__(self) -> tuple[Callable[..., GroupedRows], tuple[object, ...]]:
-        return GroupedRows, (self.members, self.index, self.nodes)
 
     # Batches ------------------------------------------------------------------------------
 
@@ -233,9 +227,7 @@ class GroupedRows(Rows):
         positions, _ = self.index.rows_of(ids)
         members = self.members.subset(self.index.row_ids(positions))
         start = np.r_[0, np.cumsum(self.index.size[ids])]
-        nodes = self.nodes
-        if nodes is not None:
-            nodes = NodePlaces(nodes.centre[ids], nodes.point)
+        nodes = self.nodes and self.nodes._replace(centre=self.nodes.centre[ids])
         index = GroupIndex(self.index.field, self.index.values[ids], start, None)
         subset = GroupedRows(members, index, nodes)
         # The same shapes, for which functions are compiled already.

@@ -224,12 +224,11 @@ def encoded(
     """
     if newlevels not in ("refuse", "reference"):
         raise SettingError(f"newlevels must be 'refuse' or 'reference', not {newlevels!r}.")
-    fields = encoding.fields_of(source.names, outcome)
-    kind = rows_type(encoding.needed(outcome, fields), source, dtype)
-    description = describe(encoding, 1, kind, outcome, fields)
-    chunks = encoding.chunks(
-        source, kind, outcome=outcome, fields=fields, drop=drop, newlevels=newlevels
-    )
+    known = encoding.only(outcome, encoding.fields_of(source.names, outcome))
+    kind = rows_type(known.needed(), source, dtype)
+    named = None if encoding.outcome is None else encoding.outcome.expression
+    description = replace(describe(known, 1, kind), outcome=named, encoding=encoding)
+    chunks = known.chunks(source, kind, drop=drop, newlevels=newlevels)
     return in_memory(description, chunks, None if drop else source.rows)
 
 

@@ -447,7 +447,8 @@ def is_tabular(value: object) -> bool:
 
 def source_of(table: object, encoding: FormulaEncoding | None = None) -> Source:
     """Return any table that `read_formula` takes as a `Source`; CSV files as the fit read them."""
-    return _source(table, "utf-8", () if encoding is None else _text_columns(encoding))
+    kinds = {} if encoding is None else encoding.kinds
+    return _source(table, "utf-8", [name for name, kind in kinds.items() if kind == "levels"])
 
 
 def _read(
@@ -528,11 +529,6 @@ def _level_columns(formula: Formula) -> list[str]:
         else:
             computed.update(expression.names)
     return [name for name in dict.fromkeys(levels) if name not in computed]
-
-
-def _text_columns(encoding: FormulaEncoding) -> list[str]:
-    """Return the columns that held text in the fit, and are read as text from a CSV file."""
-    return [name for name, kind in encoding.kinds.items() if kind == "levels"]
 
 
 def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:

@@ -601,17 +601,14 @@ def first_not_finite(rows: Rows) -> NotFinite | None:
     numbers, start = description.numbers, 0
     for chunk in rows.chunks(block_rows(description.width)):
         if not all(np.isfinite(chunk[name]).all() for name in numbers):
-            block = np.concatenate([_flat(chunk[name]) for name in numbers], axis=1)
+            flat = [chunk[name].reshape(len(chunk[name]), -1) for name in numbers]
+            block = np.concatenate(flat, axis=1)
             row, column = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
             labels = [label for name in numbers for label in description.labels(name)]
             value = float(block[row, column])
             return NotFinite(labels[column], start + row, value, rows._backend.where)
         start += len(next(iter(chunk.values())))
     return None
-
-
-def _flat(part: Array) -> Array:
-    return part.reshape(len(part), -1)
 
 
 def _size(count: int) -> str:

@@ -27,7 +27,7 @@ from numpy.lib import format as npy
 from modicum.errors import DataError
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
-from modicum.rows.json_entries import integer, mapping, sequence, text
+from modicum.rows.json_entries import integer, restored, text
 from modicum.rows.memory import Backend
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
@@ -61,20 +61,16 @@ class Shard:
     checksum: str
     ends: str
 
-    @classmethod
-    def from_json(cls, data: object) -> Shard:
-        """Read one entry of ``rows.json``; raise KeyError, TypeError or ValueError if invalid."""
-        entry = mapping(data)
-        file = text(entry["file"])
-        if not SHARD_NAME.fullmatch(file):  # a bare name: nothing outside the folder is opened
-            raise ValueError(f"{file[:80]!r} is not the name of a shard")
-        return cls(
-            file=file,
-            rows=integer(entry["rows"], 1),
-            bytes=integer(entry["bytes"], 1),
-            checksum=text(entry["checksum"]),
-            ends=text(entry["ends"]),
-        )
+    def __post_init__(self) -> None:
+        if not SHARD_NAME.fullmatch(self.file):  # a bare name: nothing outside the folder is opened
+            raise ValueError(f"{self.file[:80]!r} is not the name of a shard")
+        integer(min(self.rows, self.bytes), 1)
+
+
+def shards_of(saved: object) -> tuple[Shard, ...]:
+    """Read the shards of ``rows.json``; raise KeyError, TypeError or ValueError if invalid."""
+    shards: tuple[Shard, ...] = restored(tuple[Shard, ...], saved)
+    return shards
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,7 @@ class StoreDescription:
             )
         try:
             rows = Description.from_json(entries)
-            shards = tuple(Shard.from_json(entry) for entry in sequence(entries["shards"]))
+            shards = shards_of(entries["shards"])
             if sum(shard.rows for shard in shards) != rows.n:
                 raise ValueError("the rows of the shards do not add up")
             if len({shard.file for shard in shards}) < len(shards):

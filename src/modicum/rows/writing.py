@@ -27,7 +27,7 @@ from modicum.progress import Progressbar, phase
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
 from modicum.rows.fingerprint import RunningFingerprint
-from modicum.rows.json_entries import mapping, sequence
+from modicum.rows.json_entries import mapping
 from modicum.rows.lake import LakeError, is_remote, local_path
 from modicum.rows.object_storage import Bucket
 from modicum.rows.rows import Rows
@@ -43,6 +43,7 @@ from modicum.rows.store import (
     ends_of,
     npy_header,
     read_entries,
+    shards_of,
 )
 
 try:
@@ -144,7 +145,7 @@ class Journal:
             if saved["identity"] != self._identity:
                 return ()
             # The last shard is written again, so that there is always a row left to write.
-            shards = tuple(Shard.from_json(entry) for entry in sequence(saved["shards"])[:-1])
+            shards = shards_of(saved["shards"])[:-1]
             for shard in shards:
                 self._folder.check(shard, self._about, verify=True)
         except (OSError, ValueError, TypeError, KeyError, DataError):  # start over

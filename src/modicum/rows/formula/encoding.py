@@ -122,21 +122,24 @@ class FormulaEncoding:
         self, outcome: bool = True, fields: Collection[str] | None = None
     ) -> tuple[str, ...]:
         """Return the table columns to read for these further fields (None: all)."""
-        names = [name for e in self.expressions(outcome, fields) for name in e.names]
-        names += [n for g in self.groupings if _is_requested(g.field, fields) for n in g.columns]
-        return tuple(dict.fromkeys(names))
+        known = self.only(outcome, fields)
+        texts = [f.expression for f in known.factors]
+        texts += [] if known.outcome is None else [known.outcome.expression]
+        texts += [text for parts in known.fields.values() for text in parts]
+        names = [name for text in texts for name in Expression(text).names]
+        return tuple(dict.fromkeys([*names, *(n for g in known.groupings for n in g.columns)]))
 
-    def expressions(
-        self, outcome: bool = True, fields: Collection[str] | None = None
-    ) -> tuple[Expression, ...]:
-        """Return every expression computed per row, for these further fields (None: all)."""
-        texts = [f.expression for f in self.factors]
-        if outcome and self.outcome is not None:
-            texts.append(self.outcome.expression)
-        for name, parts in self.fields.items():
-            if _is_requested(name, fields):
-                texts += parts
-        return tuple(Expression(text) for text in texts)
+    def only(self, outcome: bool, fields: Collection[str] | None = None) -> FormulaEncoding:
+        """Return the encoding with or without an outcome, and with some further fields and groups.
+
+        Rows to predict have no outcome, and may lack groups. None stands for all fields.
+        """
+        return replace(
+            self,
+            outcome=self.outcome if outcome else None,
+            fields={k: v for k, v in self.fields.items() if fields is None or k in fields},
+            groupings=tuple(g for g in self.groupings if fields is None or g.field in fields),
+        )
 
     def fields_of(self, names: Collection[str], outcome: bool) -> tuple[str, ...]:
         """Return the further fields of rows made from a table with these columns.
@@ -169,8 +172,6 @@ class FormulaEncoding:
         source: Source,
         dtype: DType,
         *,
-        outcome: bool = True,
-        fields: Collection[str] | None = None,
         drop: bool = False,
         newlevels: NewLevels | None = "refuse",
         first: int = 0,
@@ -183,10 +184,6 @@ class FormulaEncoding:
             A table with the columns of the fit, in any order, and possibly others.
         dtype
             Type of the numbers.
-        outcome
-            Whether the rows get an outcome.
-        fields
-            The further fields of the rows; None for all.
         drop
             Whether rows with missing values are dropped instead of refused.
         newlevels
@@ -195,12 +192,10 @@ class FormulaEncoding:
         first
             The first row to encode, in a reading that continues an earlier one.
         """
-        needed = self.needed(outcome, fields)
+        needed = self.needed()
         self.check_columns(source, needed)
-        extra = [name for name in self.fields if _is_requested(name, fields)]
-        groups = [g for g in self.groupings if _is_requested(g.field, fields)]
-        weight = Expression(self.fields["weight"][0]).label if "weight" in extra else None
-        check = None if weight is None else WeightCheck(weight)
+        weight = self.fields.get("weight")
+        check = None if weight is None else WeightCheck(Expression(weight[0]).label)
         any_rows = first > 0
         batches = source.batches(needed, first)
         chunks = complete_rows(batches, needed, drop, first) if needed else counted(source)
@@ -208,9 +203,9 @@ class FormulaEncoding:
             if len(columns) == 0:
                 continue
             any_rows = True
-            encoded = self._encode(columns, dtype, outcome, extra, check, newlevels)
-            yield encoded | {group.field: group.codes(columns) for group in groups}
-        if not any_rows and outcome and self.outcome is not None:  # there may be none to predict
+            encoded = self._encode(columns, dtype, check, newlevels)
+            yield encoded | {group.field: group.codes(columns) for group in self.groupings}
+        if not any_rows and self.outcome is not None:  # there may be none to predict
             raise DataError(no_rows(drop))
         if check:
             check.finish()
@@ -232,15 +227,11 @@ class FormulaEncoding:
         self,
         columns: BatchColumns,
         dtype: DType,
-        outcome: bool,
-        extra: Sequence[str],
         weight: WeightCheck | None,
         newlevels: NewLevels | None,
     ) -> dict[str, Array]:
-        layout, evaluated = (
-            self.layout,
-            Evaluated(self.factors, self.states, columns, dtype, newlevels),
-        )
+        layout = self.layout
+        evaluated = Evaluated(self.factors, self.states, columns, dtype, newlevels)
         rows: dict[str, Array] = {}
         if layout.numbers:
             values = [evaluated.product(numbers) for numbers in layout.numbers]
@@ -250,12 +241,12 @@ class FormulaEncoding:
             rows["x"] = np.empty((len(columns), 0), dtype)
         for codes in layout.codes:
             rows[codes.field] = evaluated.code(codes)
-        if outcome and self.outcome is not None:
+        if self.outcome is not None:
             expression = Expression(self.outcome.expression)
             y = evaluated.outcome(expression, self.outcome.levels)
             rows["y"] = as_type([y], dtype, [expression.label], columns)[:, 0]
-        for name in extra:
-            summands = [Expression(text) for text in self.fields[name]]
+        for name, texts in self.fields.items():
+            summands = [Expression(text) for text in texts]
             parts = [evaluated.number(summand) for summand in summands]
             total = parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
             label = " + ".join(summand.label for summand in summands)
@@ -289,11 +280,6 @@ class FormulaEncoding:
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise DataError(f"the encoding in the file is damaged ({error}): fit again.") from None
         return encoding
-
-
-def _is_requested(name: str, fields: Collection[str] | None) -> bool:
-    """Whether a field is among the requested `fields` (None: all)."""
-    return fields is None or name in fields
 
 
 # To JSON and back. Readers raise KeyError, TypeError or ValueError for invalid entries.

@@ -95,6 +95,11 @@ COMPARISONS: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.Eq: np.equal,
     ast.NotEq: np.not_equal,
 }
+# What the interpreter computes; operators are checked with the node that holds them.
+COMPUTED: set[type] = {
+    *(ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Call, ast.keyword, type(None)),
+    *(ast.BinOp, ast.UnaryOp, ast.USub, ast.UAdd, ast.Invert, ast.Compare, ast.In, ast.NotIn),
+}.union(BINARY, LOGICAL, COMPARISONS)
 
 
 @dataclass(frozen=True)
@@ -275,40 +280,29 @@ call functions by name only, as in log(x): compute such a column first.
 
     def _check(self, node: ast.AST) -> None:
         """Refuse operations that the interpreter does not support."""
-        passive = ast.Name | ast.List | ast.Tuple | ast.keyword | ast.operator | ast.cmpop
-        if isinstance(node, passive | ast.unaryop | ast.Load):
-            return
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
-            return
-        if isinstance(node, ast.BinOp) and type(node.op) in BINARY | LOGICAL:
-            return
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd | ast.Invert):
-            return
+        operators = [getattr(node, "op", None), *getattr(node, "ops", ())]
         if isinstance(node, ast.Compare):
             self._refuse_unbracketed(node)
-            if all(
-                type(op) in COMPARISONS or isinstance(op, ast.In | ast.NotIn) for op in node.ops
-            ):
-                return
-        elif isinstance(node, ast.Call):
+        if isinstance(node, ast.Call):
             self._check_call(node)
-            return
-        elif isinstance(node, ast.BoolOp) or (
-            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-        ):
+        if isinstance(node, ast.BoolOp) or isinstance(operators[0], ast.Not):
             raise SettingError(
                 f"the formula holds {self.source(node)!r}: write & for and, | for or, ~ for not, "
                 "with brackets around comparisons."
             )
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
             raise SettingError(
                 f"the formula holds {self.source(node)[:80]!r}, where ^ is not a power: write "
                 f"{self.source(node.left)[:40]} ** {self.source(node.right)[:40]}."
             )
-        raise SettingError(
-            f"the formula holds {self.source(node)[:80]!r}, which formulas do not support: compute "
-            "such a column first."
-        )
+        computed = {type(part) for part in (node, *operators)} <= COMPUTED
+        if isinstance(node, ast.Constant):  # it may be bytes, or complex
+            computed = isinstance(node.value, str | int | float | None)
+        if not computed:
+            raise SettingError(
+                f"the formula holds {self.source(node)[:80]!r}, which formulas do not support: "
+                "compute such a column first."
+            )
 
     def _refuse_unbracketed(self, node: ast.Compare) -> None:
         """Refuse ``x > 1 & z > 2``, which in Python, unlike R, is ``x > (1 & z) > 2``."""
