@@ -126,7 +126,6 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
             "Model",
             "ModicumError",
             "ModicumWarning",
-            "NewLevelError",
             "NoMeanError",
             "NoModeError",
             "NoNoiseError",

@@ -296,41 +296,25 @@ class Evaluated:
         inner = expression.inner
         array = level_array(inner, self._columns, self._states)
         places = np.array(level_places(levels, array.values) or [-1])[array.codes]
-        if len(places) and places.min() < 0:
-            at = int(np.argmax(places < 0))
-            level = array.values[array.codes[at]]
-            error = self._unknown_level(inner, label, levels, level, at, lenient)
-            if not (isinstance(error, NewLevelError) and lenient) or self._newlevels != "reference":
-                raise error
-            places = np.maximum(places, 0)
-        return places
-
-    def _unknown_level(
-        self,
-        inner: Expression,
-        label: str,
-        levels: tuple[Level, ...],
-        level: Level,
-        at: int,
-        lenient: bool,
-    ) -> DataError:
-        """Return the error for a level that is new, or for a column that is coded differently."""
+        if not len(places) or places.min() >= 0:
+            return places
+        at = int(np.argmax(places < 0))
+        level, row = array.values[array.codes[at]], self._columns.row(at)
         texts = all(isinstance(v, str) for v in levels)
         if self._newlevels and texts != isinstance(level, str) and inner.bare is not None:
             kinds = ("text", "numbers") if texts else ("numbers or booleans", "text")
-            return DataError(
+            raise DataError(
                 f"column {inner.bare!r} held {kinds[0]} in the fit and holds {kinds[1]} here "
-                f"({level!r} in row {self._columns.row(at)}): convert it."
+                f"({level!r} in row {row}): convert it."
             )
+        if lenient and self._newlevels == "reference":
+            return np.maximum(places, 0)
         remedy = "leave such rows out, or fit again with rows that have them"
         if lenient and self._newlevels:
             setting = argument("newlevels", "reference")
             remedy += f", or predict them as the reference level with {setting}"
-        return NewLevelError(
-            f"column {label!r} holds {level!r} in row {self._columns.row(at)}, which the rows of "
-            "the fit did not",
-            remedy,
-        )
+        place = f"column {label!r} holds {level!r} in row {row}, which the rows of the fit did not"
+        raise NewLevelError(place, remedy)
 
 
 def level_array(
