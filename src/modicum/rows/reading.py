@@ -161,7 +161,7 @@ def _packed(
     description = encoding.describe(source.rows or 0, kind)
 
     def blocks(first: int) -> Iterator[Array]:
-        return map(description.pack, encoding.encode(source, kind, first))
+        return map(description.pack, encoding.chunks(source, kind, newlevels=None, first=first))
 
     return PackedRows(description, blocks, source.rows)
 

@@ -177,7 +177,7 @@ class Rows:
         source = TableSource(table)
         encoding, kind = learn_columns(source, choice, dtype)
         description = encoding.describe(source.rows or 0, kind)
-        return cls._at(fill(description, encoding.encode(source, kind)))
+        return cls._at(fill(description, encoding.chunks(source, kind, newlevels=None)))
 
     @classmethod
     def from_table_like(cls, table: object, schema: RowsSchema, outcome: bool = True) -> Rows:
@@ -213,7 +213,7 @@ class Rows:
             columns=schema.columns,
             levels=dict(schema.levels),
         )
-        return cls._at(fill(description, encoding.encode(source, kind)))
+        return cls._at(fill(description, encoding.chunks(source, kind, newlevels=None)))
 
     @classmethod
     def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:

@@ -7,18 +7,18 @@ in this way hold no formula; the encoding of another table is made from their co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import as_dtype, name_list, names_like
-from modicum.rows.coding import Array, DType, Level
+from modicum.rows.coding import DType, Level
 from modicum.rows.description import Description, RowsSchema, describe
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
-from modicum.rows.formula.expressions import Expression
+from modicum.rows.formula.expressions import Contrast, Expression
 from modicum.rows.formula.structure import Factor
 from modicum.rows.levels import (
     MOST_LEVELS,
@@ -137,21 +137,17 @@ def _references(categorical: object) -> dict[str, Level | None]:
     return dict(categorical)
 
 
-@dataclass(frozen=True)
 class ColumnEncoding(FormulaEncoding):
-    """The encoding of a table by the roles of its columns.
-
-    With `dense`, each level but the reference becomes a column of zeros and ones.
-    """
-
-    dense: bool = False
+    """The encoding of a table by the roles of its columns."""
 
     @classmethod
     def of(cls, roles: Roles, levels: Mapping[str, tuple[Level, ...]]) -> ColumnEncoding:
         """Make the encoding of columns with these roles and levels, the reference first."""
         text = {name: Expression.column(name).text for name in (*roles.predictors, *roles.scalars)}
+        # With a contrast, each level but the reference becomes a column of zeros and ones.
+        contrast = Contrast("treatment") if roles.dense else None
         factors = [
-            Factor(text[name], name if roles.dense else code_field(name), (), levels[name])
+            Factor(text[name], name if contrast else code_field(name), (), levels[name], contrast)
             if name in levels
             else Factor(text[name], name, (name,))
             for name in roles.predictors
@@ -163,12 +159,11 @@ class ColumnEncoding(FormulaEncoding):
             intercept=True,
             outcome=None if roles.outcome is None else EncodedOutcome(text[roles.outcome]),
             fields={part: (text[name],) for part, name in roles.parts.items()},
-            dense=roles.dense,
         )
 
     def describe(self, n: int, dtype: DType) -> Description:
         """Describe `n` rows, which hold no formula."""
-        about = replace(
+        return replace(
             describe(self, n, dtype),
             outcome=None if self.outcome is None else _name(self.outcome.expression),
             levels={f.label: f.levels for f in self.factors if f.levels},
@@ -176,21 +171,6 @@ class ColumnEncoding(FormulaEncoding):
             parts={part: _name(text) for part, (text,) in self.fields.items()},
             encoding=None,
         )
-        if not self.dense or about.coding is None:
-            return about
-        others = [name for name in about.numbers if name != "x"]
-        fields = {"x": (len(about.columns),), **dict.fromkeys(others, ())}
-        return replace(about, fields=fields, codes={}, coding=None)
-
-    def encode(self, source: Source, dtype: DType, first: int = 0) -> Iterator[dict[str, Array]]:
-        """Encode the rows of a source from row `first` on, one batch at a time."""
-        coding = self.layout.coding
-        for chunk in self.chunks(source, dtype, newlevels=None, first=first):
-            if self.dense and coding.terms:
-                chunk["x"] = coding.densely(chunk).astype(dtype, copy=False)
-                for name in coding.fields:
-                    del chunk[name]
-            yield chunk
 
     def check_columns(self, source: Source, needed: Sequence[str]) -> None:
         """Refuse a table that lacks a column, or has text where numbers are needed."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import SettingError, suggestion
-from modicum.rows.coding import Array, Level
+from modicum.rows.coding import Array, Level, level_names
 from modicum.rows.formula.transforms import LEARNERS
 
 LONGEST = 10_000  # characters per expression
@@ -117,11 +117,12 @@ class Contrast:
         """Return the contrast matrix, one row per level, and the names of its columns."""
         from formulaic.transforms import contrasts
 
+        named = level_names(levels) if self.name == "treatment" else levels
         contrast = getattr(contrasts, CONTRASTS[self.name])(**self.options)
         matrix = np.asarray(
             contrast.get_coding_matrix(list(levels), reduced_rank=True), dtype=float
         )
-        names = contrast.get_coding_column_names(list(levels), reduced_rank=True)
+        names = contrast.get_coding_column_names(list(named), reduced_rank=True)
         return matrix, tuple(map(str, names))
 
 
