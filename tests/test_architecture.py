@@ -59,7 +59,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
 }
 
 NAMED_TWICE = {  # classes that users know by the module they are in
-    *("Exponential", "Gamma", "Laplace", "StudentT"),
+    *("Exponential", "Gamma", "Laplace", "StudentT")
 }
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink

@@ -97,10 +97,7 @@ def test_fit_agrees_with_python(fitted, table):
 
 
 def test_quiet_prints_nothing(csv, tmp_path):
-    result = run(
-        *("fit", csv, *USUAL, "--out", tmp_path / "run"),
-        *("--quiet", *SHORT),
-    )
+    result = run(*("fit", csv, *USUAL, "--out", tmp_path / "run"), *("--quiet", *SHORT))
     assert result.exit_code == 0
     assert result.stdout == ""
 
@@ -259,12 +256,7 @@ def test_families_by_name():
     [
         ("poisson", {"quantile": 0.9}, [], "--quantile does not apply to the family poisson"),
         ("poisson", {}, ["df=3"], "--family-set df=3 is not a setting of the family poisson"),
-        (
-            "student-t",
-            {},
-            ["priors=3"],
-            "a setting of the family student-t.*scale, scale_prior",
-        ),
+        ("student-t", {}, ["priors=3"], "a setting of the family student-t.*scale, scale_prior"),
         ("student-t", {"df": 3.0}, ["df=4"], "df is given by --df and by --family-set"),
         ("binomial", {"link": "logi"}, [], "no link 'logi'; did you mean|no link 'logi'"),
         ("asymmetric-laplace", {}, ["quantile=many"], "quantile must lie between 0 and 1"),

@@ -18,7 +18,6 @@ import modicum as mo
 from helpers.refusals import refused, unwarned
 from modicum.fit import model_for
 from modicum.log_posterior import LogPosterior
-from modicum.posterior.exactness import _smooth
 from modicum.rows.reading import read_formula
 
 FORMULA = "late ~ carrier + bs(hour, df=5) + dist:carrier + flag + offset(base)"
@@ -67,20 +66,6 @@ def test_a_frame_gives_the_posterior_of_arrays(frame: pd.DataFrame, post: mo.Pos
     np.testing.assert_allclose(dense.draws["beta"], post.draws["beta"], rtol=1e-5, atol=1e-7)
     assert post.settings["outcome_levels"] == {"no": 0, "yes": 1}
     assert post.settings["formula"] == FORMULA
-
-
-@pytest.mark.parametrize("share", [0.5, 0.2])
-def test_an_intercept_alone_is_the_logit_of_the_share(share: float) -> None:
-    n, draws = 4_000, 1_000
-    table = pd.DataFrame({"late": np.arange(n) < share * n})
-    post = mo.fit("late ~ 1", table, draws=draws, random_seed=1, progressbar=False)
-    assert set(post.draws) == {"intercept"}
-    sd = 1 / np.sqrt(n * share * (1 - share))
-    error = 5 * sd / np.sqrt(post.draws["intercept"].size)
-    known = np.log(share / (1 - share))
-    assert abs(post.mean("intercept") - known) < error
-    assert abs(post.mean("intercept") - known - sd / 2) > error  # half an sd would be noticed
-    assert post.predict(table.iloc[:3]).mean == pytest.approx(share, abs=0.01)
 
 
 def test_the_mode_is_statsmodels(frame: pd.DataFrame) -> None:
@@ -324,10 +309,3 @@ def test_classes_go_by_their_levels(frame: pd.DataFrame) -> None:
     rows = read_formula("carrier ~ dist", frame, progressbar=False).rows
     labels = mo.models.Ordinal().labels(rows)
     assert labels["cutpoint"] == (("AA|DL", "DL|UA"),)
-
-
-def test_few_draws_cannot_be_corrected() -> None:
-    rng = np.random.default_rng(2)
-    with pytest.raises(mo.SettingError, match="8 draws are too few to be corrected"):
-        _smooth(rng.normal(size=(2, 4)))
-    assert np.isfinite(_smooth(rng.normal(size=(2, 13)))[1])

@@ -77,10 +77,7 @@ def test_variants_override_functions_that_exist():
     ("start", "base"),
     [
         ("import modicum as mo", "mo.HMCECS"),
-        (
-            "from modicum.kernels.all_rows import DelayedAcceptanceKernel",
-            "DelayedAcceptanceKernel",
-        ),
+        ("from modicum.kernels.all_rows import DelayedAcceptanceKernel", "DelayedAcceptanceKernel"),
         ("from modicum.kernels import all_rows as d", "d.DelayedAcceptanceKernel"),
     ],
 )

@@ -130,8 +130,3 @@ def test_without_matplotlib(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", missing)
     refused(mo.SettingError, "pip install", plots.pyplot)
-
-
-def test_a_colour_for_every_method_and_for_others():
-    assert len(set(plots.METHOD_COLOURS.values())) == len(plots.METHOD_COLOURS)
-    assert plots.colour_of("unheard of") == plots.OTHER

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from modicum import runtime
-from modicum.runtime import (
-    FASTEST_COMPILE,
-    GPU_GRAPHS,
-    jit,
-    make_room,
-    to_device,
-    usable_options,
-)
+from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, jit, make_room, to_device, usable_options
 
 
 def traced(log):
@@ -24,26 +17,6 @@ def traced(log):
         return x**k
 
     return power
-
-
-def test_it_is_traced_once_per_shape_and_static_argument():
-    log = []
-    power = traced(log)
-    assert power.__doc__ == "Raise to a power."
-    for _ in range(2):
-        np.testing.assert_allclose(power(jnp.arange(3.0), 2), [0, 1, 4])
-    assert log == [2]
-    power(jnp.arange(3.0), 3)
-    power(jnp.arange(4.0), 3)
-    assert log == [2, 3, 3]
-
-
-def test_what_was_lowered_and_compiled_is_not_compiled_again():
-    log = []
-    power = traced(log)
-    power.lower(jnp.arange(3.0), 2).compile()
-    power(jnp.arange(3.0), 2)
-    assert log == [2]
 
 
 def test_options_that_the_compiler_does_not_know_or_somebody_set_are_left_out(monkeypatch):
@@ -91,10 +64,3 @@ def test_what_goes_to_the_device_is_a_copy(shape, x64):
     there = to_device({"array": array})["array"]
     array[...] = 2.0
     np.testing.assert_array_equal(there, np.ones(shape))
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="an accelerator has its own memory")
-@pytest.mark.parametrize("shape", [(7,), (1_000, 3)])
-def test_on_a_cpu_it_is_copied_no_second_time(shape, x64):
-    copy = runtime.aligned(np.ones(shape))
-    assert jax.device_put(copy).unsafe_buffer_pointer() == copy.ctypes.data

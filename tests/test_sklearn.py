@@ -1,7 +1,6 @@
 """The scikit-learn estimators: scikit-learn's own checks, and the posterior they return."""
 
 import pickle
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -190,16 +189,6 @@ def test_real_outcomes_and_their_spread():
 def test_without_an_intercept():
     X, y = arrays(gaussian_rows(N))
     assert LinearRegression(fit_intercept=False, **SHORTEST).fit(X, y).intercept_ == 0.0
-
-
-@pytest.mark.slow
-def test_outcomes_without_noise_are_fitted_with_a_warning():
-    X = np.random.RandomState(0).normal(size=(10, 4))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        fit = LinearRegression(**SHORTEST).fit(X, X[:, 0])
-    assert "no-noise" in [w.message.code for w in told if hasattr(w.message, "code")]
-    np.testing.assert_allclose(fit.coef_, [1.0, 0.0, 0.0, 0.0], atol=1e-4)
 
 
 @pytest.mark.slow

@@ -43,17 +43,6 @@ def test_negative_correlation_is_better_than_independence():
     assert inefficiency(ar1(-0.5, (1, 100_000), seed=4)) == pytest.approx(1 / 3, rel=0.05)
 
 
-def test_a_wrong_variance_divisor_is_noticed():
-    """Two common mistakes in the formulas visibly change short series."""
-    x = ar1(0.5, (1, 40), seed=5)[0]
-    spectrum, order = autoregressive_spectrum(x[:, None])
-    right = spectrum[0] / x.var(ddof=1)
-    assert inefficiency(x) == pytest.approx(right, rel=1e-12)
-    without_scaling = right * (40 - order[0] - 1) / 40
-    assert abs(inefficiency(x) / without_scaling - 1) > 0.02
-    assert abs(inefficiency(x) / (spectrum[0] / x.var()) - 1) > 0.02
-
-
 def test_yule_walker_by_hand():
     """Levinson's recursion against the Yule-Walker equations solved directly."""
     x = ar1(0.7, (1, 400), seed=6)[0]

@@ -13,7 +13,7 @@ import modicum as mo
 from helpers.compiling import optimised_chains
 from helpers.refusals import refused, unwarned
 from helpers.targets import disagreements, exact_draws, flat_draws, sums_of
-from modicum.digest.pool import RowCounts, expansion
+from modicum.digest.pool import expansion
 from modicum.rows.reading import read_formula
 
 N, SIZE = 2500, 600
@@ -214,9 +214,6 @@ def test_removed_rows_are_gone(arrays, digest):
     assert wrong(less, rows_of(x[left], y[left])) < 0.05
     kept = replace(less, pool=digest.pool)
     assert wrong(kept, rows_of(x[left], y[left])) > 2 * wrong(less, rows_of(x[left], y[left]))
-    found = RowCounts(less.pool.rows).counted(rows_of(x[gone], y[gone]))
-    assert found.sum() == 0  # none of the removed rows is left
-    assert RowCounts(digest.pool.rows).counted(rows_of(x[gone], y[gone])).sum() > 0
 
 
 @pytest.mark.slow
@@ -250,13 +247,12 @@ def test_removing_some_of_equal_rows_leaves_the_others_share():
     y = (rng.random(n) < 0.1 + 0.2 * x[:, 0]) * 1.0
     made = digest_of(rows_of(x, y), size=400)
     equal = np.flatnonzero((x == x[0]).all(1) & (y == y[0]))
-    less = made.remove(rows_of(x[equal[:5]], y[equal[:5]]))
+    gone, left = equal[: len(equal) // 2], np.setdiff1d(np.arange(n), equal[: len(equal) // 2])
+    less = made.remove(rows_of(x[gone], y[gone]))
     assert len(less.pool) == len(made.pool)
-    same = RowCounts(made.pool.rows).counted(rows_of(x[:1], y[:1])) > 0
-    np.testing.assert_allclose(less.pool.share[same], 1 - 5 / len(equal))
-    assert np.all(less.pool.share[~same] == 1)
-    everyone = RowCounts(made.pool.rows).counted(rows_of(x, y))
-    np.testing.assert_array_equal(made.pool.count, everyone)
+    right, others = wrong(less, rows_of(x[left], y[left])), replace(less, pool=made.pool)
+    assert right < 0.05
+    assert wrong(others, rows_of(x[left], y[left])) > 2 * right
     with pytest.raises(mo.DataError, match="are equal, but the digest holds"):
         less.remove(rows_of(x[np.r_[equal, equal[:5]]], y[np.r_[equal, equal[:5]]]))
 

@@ -15,10 +15,8 @@ import pytest
 import modicum as mo
 from helpers.coded import Pair, crossed, densely, pair
 from helpers.refusals import unwarned
-from modicum.kernels.bounds import BoundedRows, bound_of, collapse
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.ledger import Ledger
-from modicum.methods.weights import expected_residuals
 from modicum.models import Target
 from modicum.models.priors import moments
 from modicum.passes import LocalEngine, Sums, anchor_at
@@ -118,37 +116,6 @@ def test_residuals_agree(kind):
     assert np.ptp(theirs) > 1e-3
 
 
-@in_double_precision
-def expected_sizes(rows, model):
-    total, start = sums(rows, model)
-    whitened = proxy(anchor_at(total, start), total.target, 2)
-    draws = 0.3 + np.random.default_rng(3).normal(size=(4, total.target.size))
-    return expected_residuals(total, control_variate(total.target, 2), whitened, draws)
-
-
-@pytest.mark.parametrize("kind", ["count", "crossed"])
-def test_expected_residuals_agree(kind):
-    """Coded rows gather entries of the covariance, others are whitened."""
-    both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
-    ours, theirs = (expected_sizes(rows, model) for rows in both)
-    np.testing.assert_allclose(ours, theirs, rtol=2e-6)  # rows are whitened in float32
-    assert np.ptp(theirs) > 1e-3
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param("binary", marks=pytest.mark.slow), "class", "crossed"]
-)
-def test_collapsed_bounds_agree(kind):
-    both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
-    found = []
-    for rows in both:
-        total, start = sums(rows, model)
-        bounded = BoundedRows(total.target, bound_of(model))
-        found.append(collapse(total, bounded, anchor_at(total, start)))
-    for ours, theirs in zip(*found, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-8)
-
-
 @pytest.fixture(scope="module")
 def shared() -> Pair:
     return pair(6000)
@@ -186,10 +153,7 @@ def test_hmc_ecs_draws_the_same(fits):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [
-        mo.SignedHMCECS(design="uniform"),
-        *("flymc", "sgld", "cp-sghmc", "ewsg", "svrg-ld", "hmc"),
-    ],
+    [mo.SignedHMCECS(design="uniform"), *("flymc", "sgld", "cp-sghmc", "ewsg", "svrg-ld", "hmc")],
 )
 def test_methods_draw_the_same(shared, method):
     same_draws(*(fitted(rows, method) for rows in shared))

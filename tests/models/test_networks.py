@@ -1,7 +1,6 @@
 """Networks as models: forward passes, gradients, types, starts, names."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -94,21 +93,6 @@ def test_images_come_flat_or_with_axes(net, shape, x64):
     ]
     right = log_likelihood(net, theta, all_of(image_rows()))
     np.testing.assert_allclose(log_likelihood(net, theta, all_of(rows)), right)
-
-
-@pytest.mark.parametrize(
-    "kind", ["mlp", *(pytest.param(k, marks=pytest.mark.slow) for k in ("cnn", "gaussian"))]
-)
-def test_float32_stays_float32_among_doubles(kind, x64):
-    net, rows = NETS[kind], image_rows()
-    narrow = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), net.start(rows))
-    for batch in (all_of(rows), all_of(mo.Rows(x=PIXELS / 255.0, y=LABELS))):
-        assert log_likelihood(net, narrow, batch).dtype == jnp.float32
-        assert jax.eval_shape(net.expected, narrow, batch).dtype == jnp.float32
-    assert jax.eval_shape(net.log_prior, narrow).dtype == jnp.float32
-    wide = log_likelihood(net, net.start(rows), all_of(rows))
-    assert wide.dtype == jnp.float64
-    np.testing.assert_allclose(log_likelihood(net, narrow, all_of(rows)), wide, rtol=2e-4)
 
 
 def test_starts_differ_by_key_and_are_scaled_to_their_inputs():

@@ -88,7 +88,11 @@ def test_what_cannot_be_corrected_is_refused(problem):
     post = normal_draws(problem, shift=0.1)
     other = Conjugate(n=70, d=2)
     refused(mo.SettingError, "80 rows, but 70", post.correct, other.rows, progressbar=False)
+    few = {name: x[:, :2] for name, x in post.draws.items()}
     for words, one in {
+        "8 draws are too few to be corrected": bare(
+            problem.model, few, 80, stats={"lp": post.stats["lp"][:, :2]}
+        ),
         "without negative signs": post.correct(problem.rows, progressbar=False),
         "log-density": bare(None, post.draws, 80),
         "without its model": bare(None, post.draws, 80, stats=post.stats),

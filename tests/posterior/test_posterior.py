@@ -54,15 +54,6 @@ def test_table(post):
     refused(KeyError, "there are", post.summary, "gamma")
 
 
-def test_estimates(post):
-    assert post.mean("beta").shape == post.sd("beta").shape == (2, 3)
-    assert post.quantile("beta", [0.1, 0.5]).shape == (2, 2, 3)
-    assert post.quantile("intercept", 0.5) == pytest.approx(3, abs=0.1)
-    assert post.covariance("beta").shape == (6, 6)
-    assert post.covariance("intercept").shape == (1, 1)
-    assert (post.chains, post.num_draws) == (4, 500)
-
-
 def test_signed_table(signed):
     line = signed.summary().loc["psi"]
     assert abs(line["mean"] - truth.MEAN) < 4 * line["mcse_mean"]

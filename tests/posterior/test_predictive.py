@@ -73,21 +73,6 @@ def test_a_check_averages_with_signs():
     refused(SettingError, "the signs cancel", post.ppc)
 
 
-def test_effects_of_new_groups_add_their_spread_and_known_ones_their_own():
-    group = np.repeat(["a", "b", "c", "d"], 25)
-    x, y = np.zeros((100, 1)), np.zeros(100)
-    rows = mo.Rows(x=x, y=y, codes={"ward": group})
-    model = mo.models.Gaussian(scale=0.5, groups="ward").resolved(rows)
-    values = {"beta": [0], "1|ward": [3, -1, 0, 1], "intercept": 2, "group_sd": [1.5]}
-    post = made(model, rows, fixed(4000, **values))
-    own = post.predictive(draws=4000)[:, ::25]
-    np.testing.assert_allclose(own.mean(axis=0), [5, 1, 2, 3], atol=0.05)
-    np.testing.assert_allclose(own.std(axis=0), 0.5, rtol=0.06)
-    new = post.predictive(draws=4000, groups="new")[:, ::25]
-    np.testing.assert_allclose(new.mean(axis=0), 2, atol=0.12)
-    np.testing.assert_allclose(new.std(axis=0), np.hypot(0.5, 1.5), rtol=0.06)
-
-
 def test_classes_are_drawn_by_their_probabilities():
     rows = class_rows(60)
     model = mo.models.Softmax().resolved(rows)

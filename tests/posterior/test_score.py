@@ -42,15 +42,6 @@ def test_averaged_and_single_predictions_are_those_by_hand():
     assert "301 rows" in repr(found)
 
 
-def test_draws_are_thinned_evenly_within_chains():
-    found = make().score(ROWS, draws=6)
-    _, density = by_hand()
-    np.testing.assert_allclose(
-        found.log_density_by_chain, density[:, [12, 37]].mean(axis=(1, 2)), rtol=1e-12
-    )
-    assert make().score(ROWS, draws=1).draws == 3  # one of each chain at least
-
-
 def test_chunks_change_nothing():
     whole, longer = make().score(ROWS), make().score({"x": np.tile(X, (9, 1)), "y": np.tile(Y, 9)})
     assert longer.log_density == pytest.approx(whole.log_density)

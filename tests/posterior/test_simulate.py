@@ -183,10 +183,7 @@ def test_what_cannot_be_drawn_is_said(post):
     with pytest.raises(SettingError, match="give it `simulate_prior=`"):
         posterior(simulate_prior=None).predictive(prior=True)
     refused(SettingError, r"mo.Model\(outcome=...\)", posterior(outcome="y").ppc)
-    unfit = {
-        r"simulate must be a function": {"simulate": 3},
-        r"name of a field": {"outcome": 3},
-    }
+    unfit = {r"simulate must be a function": {"simulate": 3}, r"name of a field": {"outcome": 3}}
     for sentence, changed in unfit.items():
         refused(SettingError, sentence, model, **changed)
     tried = {

@@ -1,7 +1,6 @@
 """Categorical columns as codes: made, described, stored, read back."""
 
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,9 +11,7 @@ import pytest
 import modicum as mo
 from helpers.coded import crossed, densely, pair
 from helpers.refusals import refused
-from modicum.rows import Coding, RowsSchema, first_not_finite, ingest
-from modicum.rows.description import Description
-from modicum.rows.memory import MemoryBackend
+from modicum.rows import first_not_finite, ingest
 
 GASES = ["neon", "argon", "neon", "xenon"]
 
@@ -41,8 +38,7 @@ def test_levels_are_found_and_coded():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [list, np.array, pd.Series, pl.Series, pa.array, lambda v: np.array(v, dtype=object)],
+    "make", [list, np.array, pd.Series, pl.Series, pa.array, lambda v: np.array(v, dtype=object)]
 )
 def test_text_may_come_from_anywhere(make):
     rows = mo.Rows(codes={"gas": make(GASES)})
@@ -123,28 +119,6 @@ def test_arrays_with_codes_are_ingested(tmp_path):
     store = ingest(source, tmp_path / "s", progressbar=False)
     assert store.levels == {"gas": ("argon", "neon", "xenon")}
     assert store.slice(0, 4)["gas"].tolist() == [1, 0, 1, 2]
-
-
-def test_a_description_that_disagrees_with_its_coding_is_refused():
-    about = pair(40).coded._description
-    assert Description.from_json(about.to_json()) == about
-    for harm in (
-        {"coding": Coding().to_dict()},
-        {"coding": {"dense": [0], "terms": [{"field": "gas"}]}},
-        {"fields": [f for f in about.to_json()["fields"] if f["name"] != "month"]},
-    ):
-        with pytest.raises((KeyError, TypeError, ValueError)):
-            Description.from_json({**about.to_json(), **harm})
-    assert RowsSchema.from_dict(about.schema.to_dict()) == about.schema
-
-
-def test_fingerprints_tell_codings_apart():
-    coded = pair(40).coded
-    about = coded._description
-    other = Coding(about.coding.dense, about.coding.terms[::-1])
-    assert other != about.coding
-    changed = mo.Rows._at(MemoryBackend(replace(about, coding=other), coded._backend._arrays))
-    assert changed.fingerprint() != coded.fingerprint()
 
 
 def test_damage_is_named_by_its_column():

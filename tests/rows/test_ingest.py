@@ -177,9 +177,7 @@ def test_things_that_are_not_sources_are_refused(tmp_path):
     refuse(write(tmp_path / "a.xlsx", ["x"]), "is not of a known file type")
     refuse(write(tmp_path / "a.parquet", ["x"]), "cannot be read as a Parquet file", DataError)
     refuse(
-        write(tmp_path / "a.feather", ["x"]),
-        "cannot be read as an Arrow .Feather. file",
-        DataError,
+        write(tmp_path / "a.feather", ["x"]), "cannot be read as an Arrow .Feather. file", DataError
     )
     refuse(write(tmp_path / "empty.csv", [""]), "cannot be read as CSV", DataError)
     refuse(write(tmp_path / "header.csv", ["a,y"]), "no rows", DataError)

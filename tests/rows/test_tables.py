@@ -220,12 +220,7 @@ def test_a_factor_may_have_the_name_of_a_field():
 # Schemas --------------------------------------------------------------------------------
 
 FRAME = pd.DataFrame(
-    {
-        "delay": [3.5, -1.0, 0.0],
-        "carrier": ["UA", "AA", "DL"],
-        "hour": [5, 6, 5],
-        "late": [1, 0, 0],
-    }
+    {"delay": [3.5, -1.0, 0.0], "carrier": ["UA", "AA", "DL"], "hour": [5, 6, 5], "late": [1, 0, 0]}
 )
 ROLES = {"outcome": "late", "categorical": {"carrier": "DL", "hour": None}}
 EXPECTED = RowsSchema(

@@ -79,10 +79,7 @@ DISCRETE = {
         M.Ordinal(classes=3),
         lambda y: np.array([expit(-ETA), expit(E - ETA) - expit(-ETA), expit(ETA - E)])[y],
     ),
-    "softmax": (
-        M.Softmax(classes=3),
-        lambda y: special.softmax([ETA, EXTRA, 0.0])[y],
-    ),
+    "softmax": (M.Softmax(classes=3), lambda y: special.softmax([ETA, EXTRA, 0.0])[y]),
 }
 
 
