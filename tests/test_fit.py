@@ -115,8 +115,6 @@ def test_scores_and_corrections_take_the_table(frame: pd.DataFrame, post: mo.Pos
     assert post.score(frame.drop(columns="count")).log_density != post.score(frame).log_density
     reordered = frame[sorted(frame.columns)]
     assert "correction" in post.correct(reordered, progressbar=False).tuning
-    with pytest.raises(mo.DataError, match="hold different values"):
-        post.correct(frame.assign(base=0.0), progressbar=False)
 
 
 def test_a_new_level_is_refused_or_the_reference(frame: pd.DataFrame, post: mo.Posterior) -> None:
@@ -136,13 +134,8 @@ def test_wrong_tables_are_clear_errors(frame: pd.DataFrame, post: mo.Posterior) 
         post.predict(new.drop(columns="dist"))
     with pytest.raises(mo.DataError, match="column 'dist' held numbers in the fit and holds text"):
         post.predict(new.assign(dist="far"))
-    with pytest.raises(mo.DataError, match="column 'carrier' held text in the fit and holds numb"):
-        post.predict(new.assign(carrier=[1, 2, 3]))
-    with pytest.raises(mo.DataError, match="column 'dist' holds a missing value in row 2"):
-        post.predict(new.assign(dist=[1.0, 2.0, np.nan]))
     with pytest.raises(mo.DataError, match=r"a spline from 5 to 22, and row 1 has 23"):
         post.predict(new.assign(hour=[7, 23, 8]))
-    refused(mo.DataError, "'maybe' in row 0", post.score, new.assign(late="maybe"))
 
 
 def test_saved_and_loaded_it_predicts_the_same(
@@ -260,10 +253,8 @@ def test_a_hostile_file_is_refused(
 @pytest.mark.parametrize(
     ("formula", "settings", "words"),
     [
-        ("late ~ carier", {}, "column 'carier' of the formula is not in the data: did you mean"),
         ("carrier ~ dist", {}, "has 3 levels"),
         ("late ~ dist", {"family": "gaussian"}, "needs numbers"),
-        ("late ~ dist", {"family": "logistik"}, "did you mean 'logistic'"),
         ("late ~ dist", {"family": mo.models.Logistic(intercept=False)}, "write '0 \\+'"),
         ("late ~ dist", {"family": mo.models.MLP((4,))}, "with mo.sample"),
         ("~ dist", {}, "no outcome"),
@@ -298,8 +289,6 @@ def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
     loaded = mo.Posterior.load(tmp_path / "post")
     frame.to_csv(tmp_path / "new.csv")
     assert len(loaded.predict(tmp_path / "new.csv")) == n
-    with pytest.raises(mo.DataError, match="needs the field 'x'"):  # probably forgotten
-        mo.sample(mo.models.Logistic(), mo.Rows(y=frame["late"] == "yes"), **settings)
 
 
 def test_classes_go_by_their_levels(frame: pd.DataFrame) -> None:

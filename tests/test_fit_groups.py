@@ -250,25 +250,18 @@ def careless(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 REFUSED = {
-    "well ~ dose + (1 | hospital)": "'hospital' has a single level",
     "well ~ dose + (1 | hospital/ward)": "'hospital' has a single level",
-    "well ~ dose + (1 | patient)": "as many levels as there are rows|every row has its own",
     "well ~ dose + (1 | ward:patient)": "as many levels as|every row has its own",
     "well ~ size + (size | ward)": "'size' does not vary within any level of 'ward'",
-    "well ~ dose + (1 | age)": "'age' holds 0.25, and fractional numbers",
     "well ~ dose + (1 | region)": "'region' holds a missing value in row 5",
-    "well ~ dose + (1 | nosuch)": "'nosuch' of the formula is not in the data",
     "well ~ dose + (1 | ward": "bracket or quote that is not closed",
     "well ~ dose + 1 | ward": "must be separate and in brackets",
     "well ~ dose + (1 |)": "names no column after",
     "well ~ dose + (| ward)": "no effects before",
-    "well ~ dose + (0 | ward)": "no effects before",
     "well ~ dose + (1 | ward + site)": "must name columns after",
     "well ~ dose + (. | ward)": "'.' before |, but '.' means all columns only among the common",
     "well ~ dose + (1 | well)": "the outcome 'well' is determined by 'well'",
     "dose > 0 ~ 1 + (1 | site:dose)": "the outcome 'dose > 0' is determined by 'site:dose'",
-    "well ~ dose + ward + (1 | ward)": "both a common term and a group",
-    "well ~ dose + (1 | ward) + (dose | ward)": "an effect twice",
 }
 
 

@@ -55,7 +55,6 @@ def test_what_cannot_be_drawn_is_explained(post):
     refused(mo.SettingError, "did you mean 'beta\\[dose\\]'", plots.forest, post, "beta[dos]")
     refused(mo.SettingError, "2 entries", plots.marginal, post, "beta")
     refused(mo.SettingError, "1 labels for 2", plots.forest, post, "beta", labels=["a"])
-    refused(mo.SettingError, "between 0 and 1", plots.forest, post, prob=90)
     with pytest.raises(mo.SettingError, match="bins must be a whole number"):
         plots.marginal(post, "beta[age]", bins=0)
     post.weights = np.where(np.arange(400).reshape(2, 200) % 2, 1.0, -1.0)

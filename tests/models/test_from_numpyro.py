@@ -171,48 +171,29 @@ def two_plates(y):
             numpyro.sample(f"obs_{name}", dist.Normal(a, 1.0), obs=y)
 
 
-def outside(y):
-    a = numpyro.sample("a", dist.Normal())
+def normal(*numbers):
+    return numpyro.sample("a", dist.Normal(*numbers))
+
+
+def observed(centre, outcome=lambda y: y):
+    """Return a model whose rows are normal about `centre(y)`."""
+
+    def model(y):
+        mean = centre(y)
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("obs", dist.Normal(mean, 1.0), obs=outcome(y))
+
+    return model
+
+
+def penalised(y):
+    a = normal()
     numpyro.factor("penalty", -(a**2))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("obs", dist.Normal(a, 1.0), obs=y)
+    return a
 
 
-def from_rows(y):
-    a = numpyro.sample("a", dist.Normal(y.mean(), 1.0))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("obs", dist.Normal(a, 1.0), obs=y)
-
-
-def of_others(y):
-    a = numpyro.sample("a", dist.Normal())
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("obs", dist.Normal(a, 1.0), obs=y - y.mean())
-
-
-def discrete(y):
-    k = numpyro.sample("k", dist.Bernoulli(0.5))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("obs", dist.Normal(k, 1.0), obs=y)
-
-
-def moving_support(y):
-    a = numpyro.sample("a", dist.Exponential(1.0))
-    b = numpyro.sample("b", dist.Uniform(0.0, a))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("obs", dist.Normal(b, 1.0), obs=y)
-
-
-def parameter(y):
-    a = numpyro.param("a", 1.0)
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("obs", dist.Normal(a, 1.0), obs=y)
-
-
-def captured(y):
-    a = numpyro.sample("a", dist.Normal())
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("obs", dist.Normal(a * jnp.asarray(X[:, 0]), 1.0), obs=y)
+def within_another(y):
+    return numpyro.sample("b", dist.Uniform(0.0, numpyro.sample("a", dist.Exponential(1.0))))
 
 
 @pytest.mark.parametrize(
@@ -221,13 +202,13 @@ def captured(y):
         (local, "the latent site 'z', one value per row"),
         (no_plate, "no plate over the rows .it has none"),
         (two_plates, "2 plates over the rows"),
-        (outside, "the factor site 'penalty' lies outside"),
-        (from_rows, "the prior changes with the rows"),
-        (of_others, "changes with the other rows"),
-        (discrete, "'k' is discrete"),
-        (moving_support, "the support of 'b' depends"),
-        (parameter, "numpyro.param, which has no prior"),
-        (captured, "nothing may be as long as all rows"),
+        (observed(penalised), "the factor site 'penalty' lies outside"),
+        (observed(lambda y: normal(y.mean(), 1.0)), "the prior changes with the rows"),
+        (observed(lambda y: normal(), lambda y: y - y.mean()), "changes with the other rows"),
+        (observed(lambda y: numpyro.sample("k", dist.Bernoulli(0.5))), "'k' is discrete"),
+        (observed(within_another), "the support of 'b' depends"),
+        (observed(lambda y: numpyro.param("a", 1.0)), "numpyro.param, which has no prior"),
+        (observed(lambda y: normal() * jnp.asarray(X[:, 0])), "nothing may be as long as all"),
         ("model", "a function"),
         (hmcecs_example, "which is not an argument of the model"),
     ],

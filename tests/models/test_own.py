@@ -147,8 +147,6 @@ def test_refusals_without_init():
         Target.of(mo.Model(flat, lambda th, b: b["y"]), rows)
     with pytest.raises(mo.SettingError, match="the model asks for 'z'"):
         Target.of(mo.Model(flat, lambda th, b: th["a"] * b["z"]), rows)
-    with pytest.raises(mo.SettingError, match=r"parameters \(a: \(\)\)"):
-        quick(mo.Model(flat, decay, init={"a": 1.0}), rows, starts=[{"b": 1.0}])
 
 
 MIXED = [lambda y: y - jnp.mean(y), lambda y: y / len(y), lambda y: y - jnp.roll(y, 1)]

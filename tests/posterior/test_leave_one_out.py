@@ -173,10 +173,8 @@ def test_what_cannot_be_left_out_is_refused(post):
     refused(DataError, "not the rows", post.loo, other)
     words = "Fits to different columns have different rows"
     refused(DataError, words, mo.compare, {"a": post, "b": post}, other)
-    refused(SettingError, "200 rows, but 100", post.loo, gaussian_rows(100))
     refused(SettingError, "draws must be a whole number of at least 100", post.loo, draws=20)
     refused(SettingError, "give the rows, or their table", bare(CONJUGATE.model, post.draws, N).loo)
-    refused(SettingError, "without its model", bare(None, post.draws, N, rows=post.rows).loo)
 
 
 def test_even_weights_with_a_tail_are_no_cause_for_doubt(post):

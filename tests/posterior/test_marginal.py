@@ -177,8 +177,6 @@ def test_a_formula_is_asked_by_the_columns_of_its_table(by_formula):
     np.testing.assert_allclose(given, found, atol=1e-10)
     plots.effect(wards)
     refused(SettingError, "reads no column 'dosis'", post.marginal, "dosis")
-    with pytest.raises(DataError, match="column 'ward' of the formula is not in the data"):
-        post.marginal("hour", table[["hour", "dose"]])
     refused(SettingError, "reads no column 'well'", post.contrast, "well")  # the outcome itself
     # the last hour plus one is beyond the spline
     refused(DataError, r"use others .* is a spline from 5 to 21", post.contrast, "hour")

@@ -76,8 +76,5 @@ def test_few_rows_per_draw_measure_what_all_rows_do():
 
 
 def test_refusals():
-    loaded = Posterior({"beta": np.zeros((1, 5, 3))}, {}, Ledger(rows=400))
-    refused(mo.SettingError, "without its model", measure, loaded)
-    refused(mo.SettingError, "at least 2", posterior().stein_discrepancy, TARGET.rows, draws=1)
     refused(mo.SettingError, "subsample must be a whole number", measure, posterior(), subsample=0)
     refused(mo.SettingError, "the same value in all draws", measure, posterior(scale=0.0))

@@ -127,23 +127,19 @@ def test_integers_at_the_ends():
 
 
 def test_lengths_and_emptiness():
-    refuse("field 'y' has 5 rows and 'x' has 6", x=X, y=Y[:5])
     refuse("field 'x' has no rows", x=np.zeros((0, 2)))
     refuse("field 'x' has no rows", x=pd.DataFrame({"a": []}, dtype=float))
     refuse(r"field 'x' has shape \(3, 0\): it has no columns", x=np.zeros((3, 0)))
-    refuse("field 'x' is a single float", x=3.0)
     refuse("there are no fields", SettingError)
     refuse("there are no fields", SettingError, x=None)
     refuse("field 'x' is a path", SettingError, x="data.parquet")
 
 
 def test_things_that_are_not_numbers_are_refused():
-    refuse(r"column 'x' holds 'b' in row 1", x=[[1, 2], [3, "b"]])
     refuse(r"column 'y' holds a missing value \(None\) in row 2", y=[1, 0, None])
     refuse(r"column 'y' holds numbers as text or objects", y=["1", "2"])
     refuse(r"column 'y' holds complex numbers", y=np.array([1j]))
     refuse(r"column 'y' holds dates or times", y=np.array(["2020-01-01"], "datetime64[D]"))
-    refuse(r"column 'x' changes its length in row 2", x=[[1, 2], [3, 4], [5]])
     refuse(
         r"column 'y' holds a masked value in row 1", y=np.ma.array([1.0, 2.0], mask=[False, True])
     )
@@ -151,7 +147,6 @@ def test_things_that_are_not_numbers_are_refused():
         r"column 'day' holds values of type timestamp",
         x=pd.DataFrame({"day": pd.date_range("2020", periods=2)}),
     )
-    refuse(r"column 'a' holds text \('u' in row 0\)", x=pl.DataFrame({"a": ["u", "v"]}))
     refuse(r"column 'a' holds a missing value in row 1", x=pl.DataFrame({"a": [1, None]}))
     refuse(
         r"column 'a' mixes types of values \('u' in row 1\)",

@@ -146,13 +146,10 @@ def test_csv_types_widen(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (",u,1,0", "column 'a' holds a missing value in row 2"),
         ("1.5,u,1,NaN", "column 'y' holds a missing value in row 2"),
         ("1.5,NA,1,0", "column 'g' holds a missing value in row 2"),
-        ("inf,u,1,0", "column 'a' holds inf in row 2"),
         ("1.5,u,16777217,0", "column 'k' holds the integer 16777217 in row 2"),
         ("1.5,u,1", "is not well-formed CSV|cannot be read as CSV"),
-        ("1.5,u,what,0", r"column 'k' holds text \('what' in row 2\)"),
     ],
 )
 def test_csv_refusals(tmp_path, line, message):
@@ -172,15 +169,12 @@ def test_things_that_are_not_sources_are_refused(tmp_path):
     def refuse(source, message, error=SettingError):
         refused(error, message, ingest, source, tmp_path / "s", progressbar=False)
 
-    refuse(tmp_path / "nothing.parquet", "there is no file at", DataError)
     refuse(3, "a int cannot be read as a table")
-    refuse(write(tmp_path / "a.xlsx", ["x"]), "is not of a known file type")
     refuse(write(tmp_path / "a.parquet", ["x"]), "cannot be read as a Parquet file", DataError)
     refuse(
         write(tmp_path / "a.feather", ["x"]), "cannot be read as an Arrow .Feather. file", DataError
     )
     refuse(write(tmp_path / "empty.csv", [""]), "cannot be read as CSV", DataError)
-    refuse(write(tmp_path / "header.csv", ["a,y"]), "no rows", DataError)
     refuse(str(tmp_path / "a.*"), "is not of a known file type|several kinds")
     (tmp_path / "hive" / "year=2013").mkdir(parents=True)
     pq.write_table(pa.table({"a": [1], "y": [0]}), tmp_path / "hive" / "year=2013" / "0.parquet")

@@ -108,7 +108,6 @@ def test_outside_is_refused(pair):
             with pytest.raises(IndexError):
                 rows.take(bad)
         refused(DataError, "do not exist", rows.slice, 0, n + 1)
-        refused(SettingError, "integers, not of float64", rows.take, [0.5])
         for size in (0, -1, 2.5, True):
             refused(SettingError, "the size of chunks must be a whole number", rows.chunks, size)
 

@@ -129,13 +129,10 @@ def test_long_table_keeps_row_numbers():
         ({"outcome": "lat"}, "outcome column 'lat' is not in the data: did you mean 'late'"),
         ({"outcome": "zzz"}, "'zzz' is not in the data: there are 'delay', 'carrier'"),
         ({"outcome": 3}, "outcome must be the name of a column, not int"),
-        ({"predictors": ["delya"]}, "predictor column 'delya' is not.*'delay'"),
-        ({"predictors": ["late"]}, "the outcome column 'late' is among the predictors"),
         ({"predictors": ["times"], "weight": "times"}, "the weight column 'times' is among"),
         ({"predictors": []}, "there are no predictors"),
         ({"predictors": "delay"}, r"pass \['delay'\]"),
         ({"predictors": ["delay", "delay"]}, "predictor 'delay' is named twice"),
-        ({"offset": "exposur"}, "offset column 'exposur' is not in the data.*'exposure'"),
         ({"weight": "late"}, "one column cannot have two roles"),
         ({"categorical": ["carier"]}, "categorical column 'carier' is not.*'carrier'"),
         ({"categorical": "carrier"}, r"pass \['carrier'\]"),
@@ -147,7 +144,6 @@ def test_long_table_keeps_row_numbers():
             {"categorical": {"carrier": "U"}},
             "reference level 'U' does not occur in column 'carrier'",
         ),
-        ({"dtype": "int8"}, "dtype must be float32, float64, uint8 or None"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -179,10 +175,8 @@ def test_other_types_and_missing_values():
     )
     refuse("column 'l' holds values of type list", l=[[1], [2]])
     refuse("column 'a' holds a missing value in row 1", a=[1, None])
-    refuse("column 'a' holds a missing value in row 0", a=pa.nulls(2))
     refuse("column 'g' holds a missing value in row 1", g=["u", None])
     refuse("column 'g' holds a missing value in row 1", g=[1.0, float("nan")])
-    refuse("column 'g' holds one level only \\('u'", g=["u", "u"])
     refuse("categorical column 'g' holds a date in row 0", g=pa.array([0, 1], pa.date32()))
     rows = Rows.from_table(pa.table({"y": [0, 1], "d": pa.array([1, 2], pa.decimal128(5, 2))}))
     assert rows.slice(0, 2)["x"].tolist() == [[1], [2]]
@@ -194,8 +188,6 @@ def test_things_that_are_not_tables_are_refused():
     ):
         Rows.from_table({"a": [1]})
     refused(DataError, "there are no rows", Rows.from_table, pd.DataFrame({"a": [], "y": []}))
-    with pytest.raises(DataError, match="column 'a' occurs more than once"):
-        Rows.from_table(pd.DataFrame([[1, 2, 3]], columns=["a", "a", "y"]))
 
 
 def test_too_many_levels():
