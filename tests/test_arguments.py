@@ -11,7 +11,7 @@ import pytest
 
 import modicum as mo
 from helpers.refusals import refused
-from modicum.arguments import INSTEAD, OTHER_NAMES, names_checked
+from modicum.arguments import INSTEAD, OTHER_NAMES
 from modicum.errors import ModicumWarning, UnknownArgumentError, argument, as_options, warn
 from modicum.sklearn import Regressor
 
@@ -91,16 +91,6 @@ def test_the_table_names_what_there_is():
 
 def _arguments(function):
     return inspect.signature(function).parameters
-
-
-def test_what_a_function_has_goes_through():
-    @names_checked
-    def double(number, *, times=2):
-        return number * times
-
-    assert double(3) == 6
-    assert double(3, times=3) == 9
-    refused(TypeError, "positional", double)
 
 
 def test_warnings_point_at_the_line_that_called(monkeypatch):

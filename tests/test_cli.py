@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import modicum as mo
 from modicum.cli import ColumnChoice, app, build_model, read_rows
-from modicum.cli.output import done_line
 
 SHORT = ["--draws", "100", "--tune", "100", "--chains", "2", "--seed", "1", "--method", "hmc"]
 IN_PYTHON = {"draws": 100, "tune": 100, "chains": 2, "random_seed": 1, "method": "hmc"}
@@ -66,14 +65,6 @@ def refused(*arguments):
     return said[0]
 
 
-def test_no_warm_up_is_not_mentioned():
-    settings = {"method": "laplace", "tune": 0, "seed": 1, "seconds": 0.2}
-    post = mo.Posterior({"a": np.zeros((4, 1000))}, {}, mo.Ledger(rows=10), settings=settings)
-    assert done_line(post) == "laplace: 4 chains of 1,000 draws, seed 1, in 0.2 s."
-    post.settings["tune"] = 500
-    assert "1,000 draws after 500 of warm-up, seed 1" in done_line(post)
-
-
 def test_fit_prints_and_writes(fitted):
     out, result = fitted
     assert result.exit_code == 0, result.output
@@ -87,13 +78,6 @@ def test_fit_prints_and_writes(fitted):
     assert list(table.index) == list(post.summary().index)
     np.testing.assert_allclose(table["mean"], post.summary()["mean"])
     assert not (out / "checkpoint").exists()  # the run is complete
-
-
-def test_fit_agrees_with_python(fitted, table):
-    rows = mo.Rows.from_table(table, outcome="well", categorical={"ward": "B"})
-    post = mo.sample(mo.models.Logistic(), rows, progressbar=False, **IN_PYTHON)
-    saved = mo.Posterior.load(fitted[0] / "posterior")
-    np.testing.assert_array_equal(saved["beta"], post["beta"])
 
 
 def test_quiet_prints_nothing(csv, tmp_path):
@@ -293,6 +277,22 @@ def test_a_family_with_a_field_of_its_own_and_groups(tmp_path):
     post = mo.Posterior.load(tmp_path / "run" / "posterior")
     assert "link='probit'" in post.settings["model"]
     assert post.tuning["groups"]["value"] == "explicit"
+    frame.iloc[:6].to_csv(tmp_path / "known.csv", index=False)
+    frame.iloc[:6].assign(team="z").to_csv(tmp_path / "unseen.csv", index=False)
+
+    def predicted(name, *options):
+        given = ("predict", tmp_path / "run", tmp_path / name, "--out", tmp_path / "p.csv")
+        return [*given, "--overwrite", *options]
+
+    means = []
+    for name, groups in (("known.csv", "known"), ("unseen.csv", "new"), ("unseen.csv", "any")):
+        assert run(*predicted(name, "--groups", groups)).exit_code == 0
+        means.append(pd.read_csv(tmp_path / "p.csv")["mean"].to_numpy())
+    np.testing.assert_allclose(means[0], post.predict(frame.iloc[:6]).mean)
+    np.testing.assert_array_equal(means[1], means[2])
+    assert np.abs(means[0] - means[1]).max() > 0.01
+    assert "'z' in row 0, a group that the rows" in refused(*predicted("unseen.csv"))
+    assert "known or new or any, not all" in refused(*predicted("known.csv", "--groups", "all"))
 
 
 def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):

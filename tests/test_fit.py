@@ -138,44 +138,6 @@ def test_wrong_tables_are_clear_errors(frame: pd.DataFrame, post: mo.Posterior) 
         post.predict(new.assign(hour=[7, 23, 8]))
 
 
-def test_saved_and_loaded_it_predicts_the_same(
-    frame: pd.DataFrame, post: mo.Posterior, tmp_path
-) -> None:
-    post.save(tmp_path / "post")
-    loaded = mo.Posterior.load(tmp_path / "post")
-    new = frame.iloc[:20].drop(columns="late")
-    np.testing.assert_array_equal(loaded.predict(new).mean, post.predict(new).mean)
-    new.to_parquet(tmp_path / "new.parquet")
-    np.testing.assert_array_equal(
-        loaded.predict(tmp_path / "new.parquet").mean, post.predict(new).mean
-    )
-
-
-def test_streams_equal_the_frame(frame: pd.DataFrame, tmp_path) -> None:
-    rows = read_formula(FORMULA, frame, progressbar=False).rows
-    frame.to_parquet(tmp_path / "a.parquet", row_group_size=400)
-    frame.to_csv(tmp_path / "a.csv", index=False)
-    for i in range(3):
-        frame[i * 500 : (i + 1) * 500].to_feather(tmp_path / f"{i}.feather")
-    sources = [
-        tmp_path / "a.parquet",
-        str(tmp_path / "a.csv"),
-        tmp_path / "*.feather",
-        pl.from_pandas(frame),
-        pa.Table.from_pandas(frame),
-        pa.dataset.dataset(tmp_path / "a.parquet"),
-    ]
-    for source in sources:
-        made = read_formula(FORMULA, source, progressbar=False).rows
-        assert made.columns == rows.columns
-        assert made.schema.terms == rows.schema.terms
-        assert made.fingerprint() == rows.fingerprint()
-    stored = read_formula(FORMULA, sources[0], store=tmp_path / "s", progressbar=False).rows
-    assert stored.is_store
-    assert stored.fingerprint() == rows.fingerprint()
-    assert stored.schema == rows.schema
-
-
 def test_a_store_is_a_table_too(frame: pd.DataFrame, tmp_path) -> None:
     frame = frame.assign(late=(frame["late"] == "yes").astype(float))
     store = mo.rows.ingest(

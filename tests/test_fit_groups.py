@@ -9,7 +9,6 @@ import pytest
 
 import modicum as mo
 from helpers.refusals import refused, unwarned
-from modicum.cli.output import saved_posterior, with_rows, write_predictions
 from modicum.fit import model_for
 from modicum.models.multilevel import multilevel
 from modicum.posterior.fit_rows import FitRows, rows_of_fit
@@ -193,37 +192,6 @@ def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> 
     page = loaded.report(tmp_path / "report.html", data=frame).read_text()
     assert page == held.report(tmp_path / "held.html").read_text()
     assert page.count('class="mean"') == 12  # points in the picture of shrinkage
-
-
-@pytest.mark.slow
-def test_the_command_line_predicts_for_known_and_new_groups(frame, post, tmp_path) -> None:
-    """A folder written by `modicum fit` has the rows needed to draw integrated effects."""
-    frame.iloc[:6].to_csv(tmp_path / "known.csv", index=False)
-    frame.iloc[:6].assign(ward="w99").to_csv(tmp_path / "unseen.csv", index=False)
-    how, out = post.tuning["groups"]["value"], tmp_path / "out.csv"
-    ordered = frame.sort_values("ward", kind="stable")
-    with unwarned():
-        stored = mo.fit(
-            FORMULA, ordered, store=tmp_path / "run" / "rows", groups=how, **SETTINGS,
-            progressbar=False,
-        )  # fmt: skip
-    stored.save(tmp_path / "run" / "posterior")
-    loaded = with_rows(saved_posterior(tmp_path / "run"), tmp_path / "run")
-
-    def predicted(name: str, groups: str | None) -> np.ndarray:
-        as_before = (200, 0.9, "refuse", groups, None, "utf-8", True)
-        write_predictions(loaded, str(tmp_path / name), out, *as_before)
-        return pd.read_csv(out)["mean"].to_numpy()
-
-    known, new = predicted("known.csv", None), predicted("unseen.csv", "new")
-    np.testing.assert_allclose(known, stored.predict(frame.iloc[:6]).mean, atol=1e-6)
-    np.testing.assert_allclose(new, stored.predict(frame.iloc[:6], groups="new").mean, atol=1e-6)
-    assert np.abs(known - new).max() > 0.05
-    np.testing.assert_array_equal(predicted("unseen.csv", "any"), new)
-    with pytest.raises(mo.DataError, match="'w99' in row 0, a group that the rows of the fit"):
-        predicted("unseen.csv", None)
-    with pytest.raises(mo.SettingError, match="--groups must be known or new or any, not all"):
-        predicted("known.csv", "all")
 
 
 def test_groups_without_a_common_column(frame: pd.DataFrame) -> None:

@@ -13,13 +13,11 @@ from scipy import stats
 import modicum
 from helpers.architecture import read_sources
 from modicum.random import (
-    chain_keys,
     iteration_keys,
     log_uniform,
     normal,
     symmetric_uniforms,
     unrelated_key,
-    words_at_start,
     words_of_iterations,
 )
 
@@ -108,15 +106,3 @@ def test_keys_of_iterations_are_the_same_on_the_host(iteration, x64):
         np.testing.assert_array_equal(
             words_of_iterations(chain, np.array([3, iteration]))[1], on_device
         )
-
-
-def test_words_have_an_axis_per_chain_and_iteration():
-    keys, iterations = chain_keys(1, 4), np.arange(5)
-    words = words_of_iterations(keys, iterations)
-    assert words.shape == (4, 5, 2, 2)
-    assert words.dtype == np.uint32
-    assert len(np.unique(words.reshape(-1, 2), axis=0)) == 40
-    np.testing.assert_array_equal(words[2], words_of_iterations(keys[2], iterations))
-    np.testing.assert_array_equal(
-        words_at_start(keys), words_of_iterations(keys, np.array([2**32 - 1]))[:, 0]
-    )

@@ -14,7 +14,6 @@ from helpers.targets import (
     all_of,
     class_rows,
     disagreements,
-    exact_draws,
     flat_draws,
     gaussian_rows,
     logistic_rows,
@@ -22,7 +21,6 @@ from helpers.targets import (
     poisson_rows,
     quick,
     same_draws,
-    softplus,
 )
 from modicum.kernels import moves
 from modicum.methods.skewed_axes import TOGETHER
@@ -119,24 +117,6 @@ def linear_in_numpyro(rows, outcome, scales=(), classes=0):
 
 
 RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}  # as written out for NumPyro above
-
-
-@pytest.mark.slow  # the conjugate regression above checks NUTS in quick runs
-def test_nuts_agrees_with_draws_without_a_chain():
-    rows = logistic_rows()
-    ours = flat_draws(mo.sample(M.Logistic(**RAW), rows, method="nuts", **RUN))
-    batch = all_of(rows)
-    x = np.c_[batch["x"], np.ones(len(rows))]
-
-    def log_density(points, intercept_scale=10.0):
-        eta = points @ x.T
-        likelihood = eta @ batch["y"] - softplus(eta).sum(axis=1)
-        scale = np.r_[np.full(3, 2.5), intercept_scale]
-        return likelihood - 0.5 * ((points / scale) ** 2).sum(axis=1)
-
-    assert disagreements(ours, exact_draws(log_density, np.zeros(4))) == []
-    wrong = exact_draws(lambda points: log_density(points, 0.1), np.zeros(4))
-    assert disagreements(ours, wrong) != []  # the comparison has teeth
 
 
 ONES = {"scale_prior": 2.5}  # of the scale, as written out for NumPyro above
@@ -290,13 +270,6 @@ def test_the_posterior_has_names_cost_and_settings(small, first):
     assert first.ledger.by_purpose["skewness"] == TOGETHER * 150
     assert first.settings["complete"]
     assert first.settings["seed"] == 5
-
-
-def test_predictions_are_means_of_the_model(small, first):
-    _, rows = small
-    eta = np.einsum("cdk,nk->cdn", first["beta"], all_of(rows)["x"]) + first["intercept"][..., None]
-    predicted = first.predict(rows)
-    np.testing.assert_allclose(predicted.mean, eta.mean((0, 1)), rtol=1e-5)
 
 
 def test_a_doubtful_posterior_warns_and_remembers(small):

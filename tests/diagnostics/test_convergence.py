@@ -74,15 +74,6 @@ def test_scalars_do_not_depend_on_each_other(monkeypatch):
         np.testing.assert_array_equal([measure(x[..., k]) for k in range(30)], values)
 
 
-def test_ess_and_mcse_of_an_autoregression():
-    noise = np.random.default_rng(2).normal(size=(4, 20_000))
-    x = lfilter([1], [1, -0.5], noise, axis=1)
-    assert ess(x) == pytest.approx(80_000 / 3, rel=0.1)
-    assert mcse(x) == pytest.approx(x.std() * np.sqrt(3 / 80_000), rel=0.1)
-    # negative control: as if independent
-    assert ess(noise) != pytest.approx(80_000 / 3, rel=0.1)
-
-
 def test_r_hat_notices_shift_and_scale(draws):
     assert np.all(r_hat(draws) < 1.02)
     assert np.all(r_hat(draws + np.arange(4)[:, None, None, None]) > 1.1)

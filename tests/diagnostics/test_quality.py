@@ -9,7 +9,6 @@ from scipy.stats import multivariate_normal
 
 from helpers.refusals import refused
 from modicum.diagnostics import (
-    distances,
     kernel_stein_discrepancy,
     kl_nearest_neighbours,
     kl_to_gaussian,
@@ -59,15 +58,6 @@ def test_stein_kernel_is_the_one_of_its_definition(x64):
     w = np.array([1.0, -1.0, 2.0, 1.0, 0.0, 1.0])
     weighted = kernel_stein_discrepancy(x, s, weights=w, **settings) ** 2
     assert weighted == pytest.approx(w @ right @ w / w.sum() ** 2)
-
-
-def test_blocks_change_nothing(monkeypatch):
-    x = exact(50)
-    whole = kernel_stein_discrepancy(x, score), squared_stein_discrepancy(x, score)
-    monkeypatch.setattr(distances, "BLOCK", 7)
-    assert whole == pytest.approx(
-        (kernel_stein_discrepancy(x, score), squared_stein_discrepancy(x, score))
-    )
 
 
 def test_exact_draws_fall_like_the_square_root_and_wrong_ones_level_off():

@@ -186,17 +186,6 @@ def test_sums_of_two_digests_at_one_anchor_match_all_rows(arrays, rows):
     np.testing.assert_allclose(both.units.moments().x_sd, digest_of(rows).units.moments().x_sd)
 
 
-def test_whole_digests_add_up_to_the_likelihood_of_all_rows(arrays, rows):
-    """They agree up to rounding, whatever the anchors."""
-    both = digest_of(*parts_of(arrays)[:1], size=N) + digest_of(parts_of(arrays)[1], size=N)
-    assert len(both.anchors) == 2
-    sums, _ = sums_of(MODEL, rows)
-    points = both.total.point + 0.1 * np.random.default_rng(1).standard_normal((5, 4))
-    ready = both.ready(MODEL)
-    ours = replace(sums, rows=ready.rows, rest=ready.rest).values(points, "test")
-    np.testing.assert_allclose(ours, sums.values(points, "test"), rtol=1e-11)
-
-
 def test_digests_of_unlike_anchors_are_merged(arrays, rows):
     first, second = parts_of(arrays)
     both = digest_of(first) + digest_of(second)

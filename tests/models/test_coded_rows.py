@@ -18,7 +18,6 @@ from helpers.refusals import unwarned
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.ledger import Ledger
 from modicum.models import Target
-from modicum.models.priors import moments
 from modicum.passes import LocalEngine, Sums, anchor_at
 from modicum.rows import ingest
 from modicum.runtime import in_double_precision
@@ -72,16 +71,6 @@ def test_sums_over_rows_agree(kind):
     np.testing.assert_allclose(coded.gradients(at, "p"), dense.gradients(at, "p"), atol=1e-9)
     moved = both.coded._description.coding.densely(both.coded.slice(0, 5))
     assert not np.allclose(moved, moved[:, ::-1])  # otherwise any order of columns would pass
-
-
-@pytest.mark.parametrize("make", [lambda: pair(weight=True), lambda: pair(numbers=0), crossed])
-def test_moments_and_so_priors_agree(make):
-    ours, theirs = (moments(rows) for rows in make())
-    np.testing.assert_allclose(ours.x_mean, theirs.x_mean, rtol=1e-12)
-    np.testing.assert_allclose(ours.x_sd, theirs.x_sd, rtol=1e-12)
-    np.testing.assert_allclose(ours.x_unit, theirs.x_unit, rtol=1e-12)
-    assert ours.y_mean == pytest.approx(theirs.y_mean, rel=1e-12)
-    assert ours.y_sd == pytest.approx(theirs.y_sd, rel=1e-12)
 
 
 @in_double_precision

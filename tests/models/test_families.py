@@ -32,15 +32,6 @@ def test_softmax_gradient(x64):
         np.testing.assert_allclose(ours, truth, rtol=1e-9, atol=1e-12)
 
 
-def test_two_class_softmax_is_logistic(x64):
-    eta = np.linspace(-3.0, 3.0, 7)
-    softmax = jax.jit(M.Softmax(classes=2).derivatives)
-    two = softmax(eta[:, None], np.zeros(7))  # class 0 is the 1 of Logistic
-    one = logistic_derivatives(eta, np.ones(7))
-    for a, b in zip(two, one[:2], strict=True):
-        np.testing.assert_allclose(np.ravel(a), b, rtol=1e-12, atol=1e-14)
-
-
 def _theta(model, rows, seed=3):
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda a: 0.5 * rng.normal(size=np.shape(a)), model.start(rows))

@@ -29,19 +29,6 @@ def rows(n=120, **codes):
 # Layout ----------------------------------------------------------------------------------------
 
 
-def test_effects_follow_the_common_columns_in_beta():
-    target, start = Target.of(M.Logistic(groups=["g", G("h", ("1", "a"))]), rows())
-    assert target.size == 2 + 6 + 6 + 1 + 3 + 1  # common, effects, intercept, sds, correlation
-    assert list(target.reported_shapes) == [
-        *("beta", "1|g", "1|h", "a|h", "intercept", "group_cor", "group_sd")
-    ]
-    assert target.model.labels(rows())["group_sd"] == (("g", "h", "h:a"),)
-    assert target.model.labels(rows())["group_cor"] == (("h:1,a",),)
-    assert target.likelihood.size == 2 + 6 + 6 + 1
-    named = target.reports(start[None] + 0.3)
-    np.testing.assert_allclose(target.ravel_reported(named)[0], start + 0.3, atol=1e-12)
-
-
 def test_a_factor_that_is_not_a_group_keeps_its_contrasts():
     model = M.Logistic(groups="g", priors={"h": P.Flat(), "g": P.Exponential(1)}).resolved(rows())
     assert model.labels(rows())["beta"] == (("a", "b", "h[b]", "h[c]"),)
@@ -90,15 +77,6 @@ def test_the_likelihood_is_that_of_the_columns_written_out(x64):
 
 
 # The prior -------------------------------------------------------------------------------------
-
-
-def test_the_prior_of_one_effect_per_level(x64):
-    term = Effects((0, 1, 2), 1, (3,), (), (HalfNormal,))
-    t = np.array([0.3, -0.2, 0.5, np.log(0.4)])
-    ours = float(jax.jit(term.log_density)(t, (np.asarray(1.5), np.asarray(2.0))))
-    sd = np.exp(t[3])
-    truth = stats.norm(0, sd).logpdf(t[:3]).sum() + stats.halfnorm(0, 1.5).logpdf(sd) + t[3]
-    assert ours == pytest.approx(truth, abs=1e-10)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])

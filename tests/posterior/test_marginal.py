@@ -182,17 +182,6 @@ def test_a_formula_is_asked_by_the_columns_of_its_table(by_formula):
     refused(DataError, r"use others .* is a spline from 5 to 21", post.contrast, "hour")
 
 
-def test_classes_have_a_line_each():
-    rows = mo.Rows(x=X, y=RNG.integers(0, 3, N), columns=["dose", "age"])
-    beta = RNG.normal(size=(1, 20, 2, 2))
-    model = mo.models.Softmax().resolved(rows)
-    post = made(model, rows, beta=beta, intercept=np.zeros((1, 20, 2)))
-    table = post.marginal("dose", at=[0.0, 1.0])
-    assert table.index.names == ["dose", "class"]
-    np.testing.assert_allclose(table["mean"].groupby("dose").sum(), 1)
-    plots.effect(table)
-
-
 def test_signs_of_draws_count():
     """In a linear model it is the signed average of the coefficient."""
     post = made(mo.models.Gaussian(scale=1.0), ROWS)

@@ -106,17 +106,6 @@ def test_datatree(post):
     assert tree.posterior.attrs["inference_library"] == "modicum"
 
 
-def test_arviz_summary_of_the_tree(post):
-    import arviz_stats
-
-    theirs = arviz_stats.summary(post.to_datatree(), round_to="none")
-    ours = post.summary()
-    assert list(theirs.index) == list(ours.index)
-    np.testing.assert_allclose(theirs["mean"], ours["mean"], rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(theirs["r_hat"], ours["r_hat"], rtol=1e-5)
-    np.testing.assert_allclose(theirs["ess_bulk"], ours["ess_bulk"], rtol=1e-6)
-
-
 def test_datatree_of_signed_draws_says_so(signed):
     with pytest.warns(ModicumWarning, match="ArviZ's summaries and plots ignore"):
         tree = signed.to_datatree()

@@ -1,6 +1,5 @@
 """Reports and notebook displays: complete, safe from injection, with correct lights."""
 
-import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -125,12 +124,6 @@ def test_names_of_columns_and_levels_are_shown_as_they_are(page):
     # negative control: declared markup is not escaped
     assert "<script" in tag("p", Markup(EVIL))
     assert "<script" not in tag("p", EVIL, title=EVIL)
-
-
-def test_both_colour_schemes_and_narrow_screens_are_provided_for(page):
-    assert "prefers-color-scheme: dark" in page
-    assert re.search(r"@media \(max-width: \d+rem\)", page)
-    assert 'content="width=device-width, initial-scale=1"' in page
 
 
 def test_a_posterior_without_rows_has_a_shorter_page(post, tmp_path):

@@ -69,16 +69,6 @@ def test_round_trip(post, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["run.posterior"]
 
 
-def test_predictor_is_rebuilt(tmp_path):
-    model = Logistic(prior_scale=(1.0, 2.0))
-    draws = {"beta": np.ones((2, 30, 2)), "intercept": np.zeros((2, 30))}
-    post = Posterior(draws, {}, Ledger(rows=100), predictor=ModelPredictor(model))
-    post.save(tmp_path / "p")
-    back = Posterior.load(tmp_path / "p")
-    np.testing.assert_allclose(back.predict({"x": np.eye(2)}).mean, 1 / (1 + np.exp(-1)))
-    assert back.predictor == ModelPredictor(model)
-
-
 def test_foreign_predictor_is_kept_but_not_rebuilt(post, tmp_path):
     post.save(tmp_path / "p")
     back = Posterior.load(tmp_path / "p")

@@ -11,7 +11,7 @@ import pytest
 import modicum as mo
 from helpers.coded import crossed, densely, pair
 from helpers.refusals import refused
-from modicum.rows import first_not_finite, ingest
+from modicum.rows import ingest
 
 GASES = ["neon", "argon", "neon", "xenon"]
 
@@ -110,21 +110,6 @@ def test_a_store_holds_the_same(tmp_path, make, shard_rows):
     narrow = ingest(store, tmp_path / "narrow", progressbar=False)
     assert narrow.dtype == np.float32
     assert narrow.dtypes["gas"] == np.uint8
-
-
-def test_arrays_with_codes_are_ingested(tmp_path):
-    source = {"y": np.arange(4.0), "codes": {"gas": GASES}}
-    store = ingest(source, tmp_path / "s", progressbar=False)
-    assert store.levels == {"gas": ("argon", "neon", "xenon")}
-    assert store.slice(0, 4)["gas"].tolist() == [1, 0, 1, 2]
-
-
-def test_damage_is_named_by_its_column():
-    x = np.ones((4, 2))
-    rows = mo.Rows(x=x, y=np.ones(4), columns=["a", "b"], codes={"gas": GASES})
-    x[2, 1] = np.nan
-    assert first_not_finite(rows)[:2] == ("b", 2)
-    refused(mo.DataError, "'b' holds NaN in row 2", rows.subset, np.arange(4))
 
 
 def test_codes_that_stand_for_no_level_are_refused():

@@ -93,11 +93,14 @@ def test_csv_files_by_uri(frame, hive, tmp_path):
 def test_formulas_of_lakes(frame, hive):
     formula = "y ~ a + g + C(year)"
     lazy = pl.from_pandas(frame).lazy()
-    made = [
-        read_formula(formula, data, progressbar=False).rows
-        for data in (frame, hive, lazy, iter([frame]))
-    ]
+    frame.to_feather(hive.parent / "a.feather")
+    files = (hive, str(hive.parent / "*.feather"), ds.dataset(hive, partitioning="hive"))
+    sources = (frame, *files, lazy, pa.Table.from_pandas(frame), iter([frame]))
+    made = [read_formula(formula, data, progressbar=False).rows for data in sources]
     assert len({rows.fingerprint() for rows in made}) == 1
+    stored = read_formula(formula, hive, store=hive.parent / "s", progressbar=False).rows
+    assert stored.is_store
+    assert (stored.fingerprint(), stored.schema) == (made[0].fingerprint(), made[0].schema)
     assert made[1].columns == ("a", "g[v]", "g[w]", "C(year)[2021]", "C(year)[2022]")
 
 
@@ -266,14 +269,3 @@ def test_what_changed_since_is_read_anew(frame, tmp_path, monkeypatch):
     pq.write_table(pa.Table.from_pandas(other), tmp_path / "one.parquet")
     same(ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET), other)
     assert not unfinished.exists()
-
-
-def test_a_lake_reads_from_any_row(frame, hive):
-    source = open_table(hive)
-    assert source.rows == N
-    whole = pa.Table.from_batches(source.batches(["a", "year"]))
-    for first in (1, 700, 1999, N - 1):
-        rest = pa.Table.from_batches(source.batches(["a", "year"], first))
-        assert rest.equals(whole.slice(first).combine_chunks()) or rest.to_pylist() == (
-            whole.slice(first).to_pylist()
-        )

@@ -237,14 +237,6 @@ def test_schema_of_tables_and_stores(tmp_path):
     assert other.reference == {"carrier": "AA", "hour": "5"}
 
 
-def test_schema_of_arrays():
-    schema = Rows(x=np.eye(3), y=[0, 1, 1], c=np.zeros((3, 2, 4))).schema
-    assert schema == RowsSchema(("x0", "x1", "x2"), {"x": (3,), "y": (), "c": (2, 4)})
-    assert schema.outcome is None
-    assert schema.levels == schema.reference == {}
-    assert Rows(c=np.eye(3)).schema.columns == ()
-
-
 def test_schema_survives_json():
     for schema in (EXPECTED, Rows(x=np.eye(2)).schema):
         assert RowsSchema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
