@@ -194,6 +194,12 @@ def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> 
     assert page.count('class="mean"') == 12  # points in the picture of shrinkage
 
 
+def test_slopes_are_called_as_their_columns_are(frame: pd.DataFrame) -> None:
+    spaced = frame.rename(columns={"dose": "air time"})
+    labels = names("well ~ `air time` + (`air time` | ward)", spaced, "explicit")
+    assert labels["group_sd"] == (("ward", "ward:air time"),)
+
+
 def test_groups_without_a_common_column(frame: pd.DataFrame) -> None:
     explicit = names("well ~ 1 + (1 | ward)", frame, "explicit")
     assert set(explicit) == {"1|ward", "group_sd"}

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from modicum.errors import SettingError
-from modicum.rows.formula import FormulaEncoding, ParsedGroup, learn, parse
+from modicum.rows.formula import FormulaEncoding, learn, parse
 from modicum.rows.sources import TableSource
 
 formulaic = pytest.importorskip("formulaic")
@@ -110,24 +110,6 @@ def test_booleans_and_comparisons_are_levels() -> None:
     encoding = learn(parse("y ~ f + I(x > 2)"), TableSource(frame)).encoding
     assert encoding.layout.columns == ("f[True]", "I(x > 2)[True]")
     np.testing.assert_array_equal(expanded(encoding, frame).T, [[1, 0, 1, 1], [0, 0, 1, 1]])
-
-
-def test_group_terms_and_offsets_are_taken_out() -> None:
-    formula = parse("y ~ x + (1 | g) + offset(log(n) - 1) + (0 + x || g/h) - 1")
-    assert [[f.text for f in term] for term in formula.terms] == [["x"]]
-    assert not formula.intercept
-    assert [e.text for e in formula.offsets] == ["log(n) - 1"]
-    assert formula.groups == (
-        ParsedGroup(("g",)),
-        ParsedGroup(("g",), ("x",), False),
-        ParsedGroup(("g", "h"), ("x",), False),
-    )
-
-
-def test_slopes_are_called_as_their_columns_are() -> None:
-    formula = parse("y ~ `air time` + (1 + `air time` | g)")
-    assert [f.label for f in formula.terms[0]] == ["air time"]
-    assert formula.groups == (ParsedGroup(("g",), ("1", "air time")),)
 
 
 @pytest.mark.parametrize("formula", ["y ~ `1` + `0` + `.`", "y ~ .", "y ~ `1` + Q('0') + `.` - 1"])
