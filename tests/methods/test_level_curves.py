@@ -15,6 +15,7 @@ import modicum as mo
 from helpers.interrupted import planned
 from helpers.targets import sums_of
 from modicum.kernels.control_variates import (
+    cached_rows,
     control_variate,
     curve_sum,
     proxy,
@@ -22,7 +23,6 @@ from modicum.kernels.control_variates import (
 )
 from modicum.kernels.residuals_by_numpy import NumPyRows
 from modicum.methods.ecs import level_curves
-from modicum.methods.weights import cached_rows
 from modicum.passes import anchor_at_mode
 
 N, LEVELS = 6_000, 12

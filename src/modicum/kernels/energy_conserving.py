@@ -34,6 +34,7 @@ from modicum.kernels.protocols import (
     RowDesign,
     RowRequest,
     RowsRead,
+    number_of_rows,
 )
 from modicum.kernels.slices import entry, locate, starts, take
 from modicum.kernels.whitening import is_straight, straighten, to_record
@@ -159,7 +160,7 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         self, values: jax.Array, present: jax.Array, context: EnergyConservingContext
     ) -> tuple[jax.Array, jax.Array, Pytree]:
         """Return what the estimator combines: D of its rows, and tables independent of u."""
-        last = _count(context.coreset)
+        last = number_of_rows(context.coreset)
         if not last:
             return values, present, context.estimator
         own, residuals = values[:-last], values[-last:]
@@ -295,7 +296,7 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
 
 def certain_rows(context: EnergyConservingContext) -> int:
     """Number of rows that every evaluation reads."""
-    return _count(context.certain) + _count(context.coreset)
+    return number_of_rows(context.certain) + number_of_rows(context.coreset)
 
 
 def with_coreset(subsample: Pytree, context: EnergyConservingContext) -> Pytree:
@@ -307,9 +308,3 @@ def with_coreset(subsample: Pytree, context: EnergyConservingContext) -> Pytree:
         subsample,
         context.coreset,
     )
-
-
-def _count(cached: Pytree) -> int:
-    """Number of cached rows."""
-    leaves = jax.tree.leaves(cached)
-    return leaves[0].shape[0] if leaves else 0

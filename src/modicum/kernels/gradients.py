@@ -17,13 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import Count, among, check_settings
-from modicum.kernels.control_variates import control_variate, proxy
-from modicum.kernels.protocols import ControlVariate, Proxy, StochasticGradientContext
+from modicum.kernels.control_variates import cached_rows, control_variate, proxy
+from modicum.kernels.protocols import (
+    ControlVariate,
+    Proxy,
+    StochasticGradientContext,
+    number_of_rows,
+)
 from modicum.kernels.whitening import scaled, unwhiten
 from modicum.models import Target
 from modicum.models.model import Batch
 from modicum.passes import Anchor, Sums
-from modicum.runtime import FASTEST_COMPILE, Pytree, jit
+from modicum.runtime import Pytree, jit
 
 
 @dataclass(frozen=True)
@@ -118,11 +123,6 @@ class TaylorTables(NamedTuple):
     certain: Pytree = None  # cached rows that every step reads; None if there are none
 
 
-@jit(static=0, options=FASTEST_COMPILE)
-def _cached(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy) -> Pytree:
-    return cv.cache(batch, proxy)
-
-
 @dataclass(frozen=True)
 class Taylor(BaseGradientEstimator):
     """A + B (t - t*) exactly, plus (1/b) sum_i (grad l_i - grad q_i) / w_i from the drawn rows.
@@ -156,7 +156,7 @@ class Taylor(BaseGradientEstimator):
         about = proxy(anchor, target, self.order)
         if certain is None:
             return TaylorTables(about)
-        return TaylorTables(about, _cached(self.control_variate, certain, about))
+        return TaylorTables(about, cached_rows(self.control_variate, certain, about))
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Whiten and expand the rows."""
@@ -164,8 +164,7 @@ class Taylor(BaseGradientEstimator):
 
     def certain_rows(self, context: StochasticGradientContext) -> int:
         """Number of certainty rows in the tables."""
-        leaves = jax.tree.leaves(context.estimator.certain)
-        return leaves[0].shape[0] if leaves else 0
+        return number_of_rows(context.estimator.certain)
 
     def gradient(
         self, z: jax.Array, batch: Pytree, memory: Pytree, context: StochasticGradientContext

@@ -270,6 +270,12 @@ class ControlVariate(Protocol[Cached]):
         ...
 
 
+def number_of_rows(cached: Pytree) -> int:
+    """Return how many rows are cached; 0 for None."""
+    leaves = jax.tree.leaves(cached)
+    return leaves[0].shape[0] if leaves else 0
+
+
 # A gradient from a few rows ---------------------------------------------------------------
 
 

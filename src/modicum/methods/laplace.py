@@ -44,7 +44,7 @@ from modicum.arguments import at_least
 from modicum.arrays import as_either
 from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError
-from modicum.kernels.control_variates import LinearTaylor
+from modicum.kernels.control_variates import LinearTaylor, cached_rows
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.remainder import About, remainder
 from modicum.kernels.residuals_by_numpy import NumPyRows, needs_no_compiler
@@ -54,7 +54,6 @@ from modicum.methods.ecs.pilot import Weights, weigh
 from modicum.methods.method import Method, Outcome, Plan, Task, Tuning
 from modicum.methods.nested_draws import Pooled, nested_draws
 from modicum.methods.skewed_axes import explain_curves
-from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor

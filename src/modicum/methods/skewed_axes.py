@@ -20,11 +20,10 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from modicum.kernels.control_variates import LinearTaylor, control_variate, proxy
+from modicum.kernels.control_variates import LinearTaylor, cached_rows, control_variate, proxy
 from modicum.kernels.residuals_by_numpy import needs_no_compiler
 from modicum.kernels.whitening import FIRST, NODES, STEP, Curves
 from modicum.methods.method import Chosen, Task, Tuning
-from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.engine import chunk_bounds

@@ -39,7 +39,7 @@ from modicum.passes.linear_sums import map_by_numpy
 from modicum.passes.no_mode import describe_row
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, to_device
+from modicum.runtime import SCATTERS, Array, Pytree, jit, to_device
 
 
 def design_tables(
@@ -81,12 +81,6 @@ def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
     assert tables.order is not None
     assert not isinstance(tables.order, jax.Array)
     return ordered(rows, tables.order)
-
-
-@jit(static=0, options=FASTEST_COMPILE)
-def cached_rows(control_variate: ControlVariate[Pytree], batch: Batch, proxy: Proxy) -> Pytree:
-    """Return what a control variate caches of the rows in `batch`, given their `probability`."""
-    return control_variate.cache(batch, proxy)
 
 
 def expected_residuals(

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil
-from typing import NamedTuple
+from typing import TypeAlias
 from uuid import uuid4
 
 import numpy as np
@@ -64,8 +64,8 @@ TOGETHER = 16  # most chunks per task
 PATIENT = 30.0  # seconds after which a worker is asked whether it is alive
 REPLY = 20.0  # seconds it has to reply before its task goes to another worker
 PULSE = "pulse"  # a thread of each worker that replies while other threads compute
-# Certainty rows lie at the end of the order; this many places there are looked up at once.
-TAIL = 20_000
+# Part of a pass: the worker to ask, the arguments, and how many rows are done after it.
+Share: TypeAlias = tuple[int, tuple[object, ...], int]
 
 
 @dataclass
@@ -76,15 +76,6 @@ class Call:
     arguments: tuple[object, ...]
     worker: int
     answers: list[Reference] = field(default_factory=list)
-
-
-class Share(NamedTuple):
-    """Part of a pass: the worker to ask, the request, and how many rows are done after it."""
-
-    worker: int
-    method: str
-    arguments: tuple[object, ...]
-    done: int
 
 
 class RayEngine(Engine):
@@ -107,10 +98,10 @@ class RayEngine(Engine):
         bounds, source = chunk_bounds(rows), self.source(rows)
         work = self.parcel((function, arguments))
         tasks = (
-            Share(turn, "results", (work, source, numbers, dtype), bounds[numbers[-1]][1])
+            (turn, (work, source, numbers, dtype), bounds[numbers[-1]][1])
             for turn, numbers in enumerate(_tasks(len(bounds), len(self._actors)))
         )
-        for answer in self.sweep(tasks, len(rows), description, f"{rows.unit}s"):
+        for answer in self.sweep("results", tasks, len(rows), description, f"{rows.unit}s"):
             yield from answer
 
     def keeps(self, rows: Rows) -> bool:
@@ -174,7 +165,12 @@ class RayEngine(Engine):
         return ((places, self._answer(call)) for places, call in calls)
 
     def sweep(
-        self, shares: Iterable[Share], total: int, description: str, unit: str = "rows"
+        self,
+        method: str,
+        shares: Iterable[Share],
+        total: int,
+        description: str,
+        unit: str = "rows",
     ) -> Iterator[Answer]:
         """Yield the answers for all shares of a pass in order, with a few in flight per worker."""
         waiting: deque[tuple[Call, int]] = deque()
@@ -189,7 +185,7 @@ class RayEngine(Engine):
                 progress.update(done, f"{workers} · {in_short(rate)} {progress.unit}/s")
                 return answer
 
-            for worker, method, arguments, done in shares:
+            for worker, arguments, done in shares:
                 waiting.append((self._ask(worker, method, arguments), done))
                 if len(waiting) >= 2 * len(self._actors):
                     yield next_answer()
@@ -312,10 +308,9 @@ class Shards:
         """Ask the owner of each shard about its range of rows; yield the answers in order."""
         ranges = zip(self.owners.tolist(), self.starts.tolist(), self.stops.tolist(), strict=True)
         shares = (
-            Share(owner, method, (self.recipe, *classes, start, stop), stop)
-            for owner, start, stop in ranges
+            (owner, (self.recipe, *classes, start, stop), stop) for owner, start, stop in ranges
         )
-        return self.engine.sweep(shares, len(self.rows), description)
+        return self.engine.sweep(method, shares, len(self.rows), description)
 
 
 class NumbersAtWorkers:
@@ -368,21 +363,14 @@ class OrderAtWorkers:
         self._ends = np.cumsum(counts.T.ravel())
         self._begins = self._ends - counts.T.ravel()
         self._within = (np.cumsum(counts, axis=1) - counts).T.ravel()
-        self._tail = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return len(self._shards.rows)
 
     def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
         """Return the row numbers (int64) at these places."""
-        n = len(self)
         if isinstance(places, slice):
-            first, stop, step = places.indices(n)
-            if stop == n and step == 1 and n - first <= TAIL:  # asked for repeatedly, so cached
-                if len(self._tail) < n - first:
-                    self._tail = self._row_ids(np.arange(max(0, n - TAIL), n))
-                return self._tail[len(self._tail) - (n - first) :]
-            places = np.arange(first, stop, step)
+            places = np.arange(*places.indices(len(self)))
         flat = self._row_ids(np.asarray(places).ravel())
         return flat.reshape(np.shape(places))
 

@@ -18,6 +18,7 @@ import numpy as np
 from modicum.arguments import BelowOne, Bytes, Count, Point, Positive, Share, among, at_least
 from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.adaptation import schedule, typical_step_size
+from modicum.kernels.control_variates import cached_rows
 from modicum.kernels.designs import DESIGNS
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.group_residuals import GroupTaylor
@@ -41,7 +42,7 @@ from modicum.methods.method import (
     account,
 )
 from modicum.methods.skewed_axes import explain_curves
-from modicum.methods.weights import cached_rows, rows_for_chains, tables_for_chains
+from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.methods.whole_groups import GroupDesign, group_tables, uneven_groups
 from modicum.methods.without_mode import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.model import Batch

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.kernels.control_variates import LinearTaylor
+from modicum.kernels.control_variates import LinearTaylor, cached_rows
 from modicum.kernels.designs import (
     DESIGNS,
     CertaintyRows,
@@ -53,12 +53,7 @@ from modicum.methods.ecs.pilot_draws import (
 from modicum.methods.ecs.pilot_residuals import Pilot, Residuals, Tails, evaluate
 from modicum.methods.method import Task
 from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
-from modicum.methods.weights import (
-    cached_rows,
-    design_tables,
-    ends_near_the_mode,
-    expected_residuals,
-)
+from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.no_mode import first_bad_row
