@@ -21,16 +21,16 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
 
-from modicum.errors import DataError, ResourceError, SettingError
+from modicum.errors import DataError, ResourceError, SettingError, first_line
 from modicum.files import DISK_FULL, Lock, check_members, refuse_uri, stored_array
-from modicum.rows.json_entries import Json
+from modicum.rows.json_entries import Json, plain, restored
 
 FORMAT = "modicum-checkpoint-1"
 INDEX, LOCK = "run.json", "run.lock"
@@ -103,7 +103,7 @@ class Checkpoint:
     def _read_index(self) -> _Index:
         path = self.folder / INDEX
         if not path.exists():
-            fresh = _Index(FORMAT, self.identity, 0, [], None)
+            fresh = _Index(FORMAT, self.identity, 0, (), None)
             self._write(INDEX, fresh.to_bytes())
             return fresh
         index = _Index.read(path)
@@ -122,7 +122,7 @@ class Checkpoint:
     def saved_identity(folder: str | os.PathLike[str]) -> dict[str, Json]:
         """Return the identity of the run saved in `folder`; empty if none can be resumed."""
         try:
-            return _Index.read(Path(folder) / INDEX).identity
+            return dict(_Index.read(Path(folder) / INDEX).identity)
         except (OSError, DataError):
             return {}
 
@@ -160,13 +160,12 @@ class Checkpoint:
 
     def append(self, iterations: int, record: Arrays, state: list[np.ndarray]) -> None:
         """Save the records of the iterations up to number `iterations`, and the final state."""
-        part, at = f"part-{iterations:08d}.npz", f"state-{iterations:08d}.npz"
+        part, at = _file("part", iterations), _file("state", iterations)
         self._write(part, record)
         self._write(at, {f"leaf{i}": leaf for i, leaf in enumerate(state)})
         before = self.index.state
-        index = replace(
-            self.index, iterations=iterations, parts=[*self.index.parts, part], state=at
-        )
+        parts = (*self.index.parts, part)
+        index = replace(self.index, iterations=iterations, parts=parts, state=at)
         self._write(INDEX, index.to_bytes())
         self.index = index
         if before:
@@ -210,64 +209,55 @@ class _Index:
     """Content of `run.json`; only file names that `append` gives are valid."""
 
     format: str
-    identity: dict[str, Json]
+    identity: Mapping[str, Json]
     iterations: int
-    parts: list[str]
+    parts: tuple[str, ...]
     state: str | None
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self), indent=1).encode()
+        return json.dumps(plain(self), indent=1).encode()
 
     @classmethod
     def read(cls, path: Path) -> _Index:
         """Read and validate the file."""
         try:
-            content = path.read_text(encoding="utf-8")
+            index: _Index = restored(cls, json.loads(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, PermissionError):
             raise
-        except (OSError, ValueError) as fault:
-            raise cls._refusal(path, "it is not a text file") from fault
-        try:
-            entries = json.loads(content)
-        except (ValueError, RecursionError) as fault:
-            raise cls._refusal(path, "it is not JSON") from fault
-        wrong = cls._fault(entries)
+        except KeyError as fault:
+            raise _refusal(path, f"it lacks {fault}") from fault
+        except (OSError, ValueError, TypeError, RecursionError) as fault:
+            raise _refusal(path, first_line(fault)) from fault
+        wrong = index._fault()
         if wrong is not None:
-            raise cls._refusal(path, wrong)
-        return cls(*(entries[name] for name in cls.__dataclass_fields__))
+            raise _refusal(path, wrong)
+        return index
 
-    @staticmethod
-    def _refusal(path: Path, wrong: str) -> DataError:
-        return DataError(
-            f"'{path}' is not the record of a Modicum checkpoint: {wrong}; delete the folder, or "
-            "choose another."
-        )
-
-    @classmethod
-    def _fault(cls, entries: object) -> str | None:
+    def _fault(self) -> str | None:
         """Describe what is wrong with the content; None if nothing is."""
-        if not isinstance(entries, dict) or entries.get("format") != FORMAT:
+        if self.format != FORMAT:
             return f"its format is not {FORMAT}"
-        for name, kind in (("identity", dict), ("iterations", int), ("parts", list)):
-            if not isinstance(entries.get(name), kind) or isinstance(entries[name], bool):
-                return f"its entry {name!r} is missing or of another type"
-        iterations, parts, state = entries["iterations"], entries["parts"], entries.get("state")
-        if iterations < 0 or (iterations == 0) != (state is None):
-            return "its entries contradict each other"
-        if state is not None and _number(state, "state") != iterations:
-            return "its state is not a file of this checkpoint"
-        numbers = [_number(part, "part") or 0 for part in parts]
-        if 0 in numbers or numbers != sorted(set(numbers)):
+        matches = [re.fullmatch(r"part-([0-9]{8,18})\.npz", part) for part in self.parts]
+        numbers = [int(match[1]) if match else 0 for match in matches]
+        if numbers != sorted({*numbers} - {0}):
             return "its parts are not files of this checkpoint, in order"
-        if (numbers[-1] if numbers else 0) != iterations:
+        if (numbers[-1] if numbers else 0) != self.iterations:
             return "its parts do not add up to its iterations"
+        if self.state != (_file("state", self.iterations) if self.iterations else None):
+            return "its state is not a file of this checkpoint"
         return None
 
 
-def _number(name: object, kind: str) -> int | None:
-    """Return the iteration number in a file's name; None for a name that `append` never gives."""
-    match = re.fullmatch(rf"{kind}-([0-9]{{8,18}})\.npz", name) if isinstance(name, str) else None
-    return int(match[1]) if match else None
+def _file(kind: str, iterations: int) -> str:
+    """Return the name of the file with the records or the state after so many iterations."""
+    return f"{kind}-{iterations:08d}.npz"
+
+
+def _refusal(path: Path, wrong: str) -> DataError:
+    return DataError(
+        f"'{path}' is not the record of a Modicum checkpoint: {wrong}; delete the folder, or "
+        "choose another."
+    )
 
 
 def _apart(saved: str, current: str) -> tuple[str, str]:
