@@ -156,6 +156,14 @@ def exact_draws(log_density, start, count=2_000, seed=1):
     return points[rng.permutation(picked)].reshape(2, -1, d)
 
 
+def probabilities(tables, n):
+    """Return the probability of each of n rows by tables of weights, class by class."""
+    found = np.zeros(n)
+    for start, size, probability in zip(tables.start, tables.size, tables.probability, strict=True):
+        found[tables.order[start : start + size]] = probability
+    return found
+
+
 def heavy_rows(n=4_000):
     """Return rows of which a few have enormous leverage; uniform subsamples miss them."""
     rng = np.random.default_rng(5)

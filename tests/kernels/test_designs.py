@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from helpers.targets import probabilities
 from modicum import SettingError
 from modicum.kernels.designs import (
     DESIGNS,
@@ -31,14 +32,6 @@ WEIGHTS = {
     "extreme": np.concatenate([np.full(200, 1e-12), [1e9, 3e9, 7e8]]),
     "float32": RNG.pareto(1.0, 400).astype(np.float32),
 }
-
-
-def by_row(tables, n):
-    """Return the probability of every row, computed from the tables."""
-    probability = np.zeros(n)
-    for start, size, p in zip(tables.start, tables.size, tables.probability, strict=True):
-        probability[tables.order[start : start + size]] = p
-    return probability
 
 
 def draw(design, tables, count, seed=1):
@@ -70,7 +63,7 @@ def chi_square(rows, probability):
 def test_rows_come_as_often_as_their_probability_says(name, floor):
     weights = WEIGHTS[name]
     tables = weight_tables(weights, floor)
-    probability = by_row(tables, len(weights))
+    probability = probabilities(tables, len(weights))
     assert probability.sum() == pytest.approx(1, abs=1e-12)
     rows, said = draw(Weighted(), tables, 100_000)
     np.testing.assert_array_equal(said, probability[rows])
@@ -80,7 +73,7 @@ def test_rows_come_as_often_as_their_probability_says(name, floor):
 
 def test_the_same_check_notices_rows_drawn_uniformly():
     tables = weight_tables(WEIGHTS["lognormal"])
-    found, limit = chi_square(RNG.integers(0, 500, 100_000), by_row(tables, 500))
+    found, limit = chi_square(RNG.integers(0, 500, 100_000), probabilities(tables, 500))
     assert found > 10 * limit
 
 
@@ -88,7 +81,7 @@ def test_the_same_check_notices_rows_drawn_uniformly():
 def test_probabilities_are_close_to_the_weights_and_above_the_floor(name):
     weights, n = WEIGHTS[name].astype(float), len(WEIGHTS[name])
     floor = 0.1
-    probability = by_row(weight_tables(WEIGHTS[name], floor), n)
+    probability = probabilities(weight_tables(WEIGHTS[name], floor), n)
     share = weights / weights.sum() if weights.any() else np.full(n, 1 / n)
     wanted = (1 - floor) * share + floor / n
     # a class spans 1/255 of the range of log w, and a row gets the average of its class

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import poisson
 
 from helpers import toy
-from helpers.targets import TIMES
+from helpers.targets import TIMES, probabilities
 from modicum.kernels.adaptation import AdaptationFlags
 from modicum.kernels.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.kernels.energy_conserving import (
@@ -142,10 +142,7 @@ def test_the_subsample_has_its_conditional_law_exactly(design, x64):
     # three rows, two positions: nine subsamples with known probabilities given z
     d, z = jnp.asarray([0.4, -0.3, 0.9]), jnp.asarray([0.5])
     context = context_of(3, design, WEIGHTS)
-    w = np.full(3, 1 / 3)
-    if design == Weighted():
-        tables = weight_tables(WEIGHTS)
-        w[tables.order] = np.repeat(tables.probability, tables.size)
+    w = probabilities(weight_tables(WEIGHTS), 3) if design == Weighted() else np.full(3, 1 / 3)
     D = np.asarray(d) / w * 1.5
     pairs = np.array(list(product(range(3), repeat=2)))
     pair = D[pairs]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import jax
 import numpy as np
@@ -13,7 +14,6 @@ from helpers.refusals import refused
 from helpers.targets import design, sums_of
 from modicum.kernels.energy_conserving import certain_rows
 from modicum.kernels.fused.kernel import FusedKernel
-from modicum.kernels.fused.sizes import PhasedShape
 from modicum.kernels.moves import HMCMove
 from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.method import Task
@@ -134,6 +134,7 @@ def table(plan):
 
 
 SLOW = pytest.mark.slow
+QUICK = (("leapfrog", "registers"), ("split", "many threads"))
 FORMS = {"registers": {}, "phases": PHASED, "many threads": PHASED | {"warps": 4}, "tiles": TILES}
 
 
@@ -142,25 +143,15 @@ FORMS = {"registers": {}, "phases": PHASED, "many threads": PHASED | {"warps": 4
 @pytest.mark.parametrize(
     ("integrator", "form"),
     [
-        *(("leapfrog", "registers"), ("split", "many threads")),
-        *(
-            pytest.param("leapfrog", form, marks=SLOW)
-            for form in ("phases", "many threads", "tiles")
-        ),
-        *(pytest.param("split", form, marks=SLOW) for form in ("registers", "phases", "tiles")),
+        pytest.param(*case, marks=() if case in QUICK else SLOW)
+        for case in product(("leapfrog", "split"), FORMS)
     ],
 )
 def test_it_draws_what_the_plain_kernel_draws(
     plan, split, begun, truths, table, integrator, form, x64
 ):
     plan = {"leapfrog": plan, "split": split}[integrator]
-    settings = FORMS[form]
-    settled = replace(fused_of(plan), **settings)
-    shape = settled.shape(plan.context.proxy.a.shape[0])
-    if form in ("registers", "tiles"):
-        assert shape.tiles == (1 if form == "registers" else 3)
-    else:
-        assert isinstance(shape, PhasedShape)
+    settled = replace(fused_of(plan), **FORMS[form])
     state, record = truths[integrator]
     rows = table if form == "registers" else None
     settled_state, settled_record = run_fused(plan, settled, begun, rows=rows)
@@ -168,14 +159,10 @@ def test_it_draws_what_the_plain_kernel_draws(
     assert off.pop("acceptance_rate_u") == 0  # the same blocks
     assert 0 < off.pop("position") < 1e-5
     assert max(off.values()) < 1e-4
-    moved = np.abs(np.diff(np.asarray(record[POSITION]), axis=1)).max()
-    assert moved > 0.1
-    same = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-5, atol=1e-3), state, settled_state)
-    assert all(jax.tree.leaves(same))
-    types = jax.tree.map(
-        lambda a, b: (a.dtype, a.shape) == (b.dtype, b.shape), state, settled_state
-    )
-    assert all(jax.tree.leaves(types))
+    assert np.abs(np.diff(np.asarray(record[POSITION]), axis=1)).max() > 0.1  # chains move
+    for a, b in zip(*map(jax.tree.leaves, (state, settled_state)), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-3)
 
 
 @SLOW
@@ -244,7 +231,7 @@ def test_iterations_beyond_the_count_are_left_out(plan, begun, truth, table, for
 
 
 @pytest.mark.parametrize("settings", [{}, PHASED], ids=["registers", "phases"])
-@pytest.mark.parametrize("kind", ["plan", "bare"])
+@pytest.mark.parametrize("kind", ["plan", pytest.param("bare", marks=SLOW)])
 def test_it_is_lowered_for_a_gpu(kind, settings, begun, request, x64, a_gpu):
     plan = request.getfixturevalue(kind)
     settled = replace(fused_of(plan), interpret=False, **settings)

@@ -69,7 +69,7 @@ def test_expectation_sign_and_variance_are_what_theory_says(
     estimator = BlockPoisson(products, batch=2, blocks=products // 5 if products > 5 else 1)
     log, sign, told = (
         jax.tree.map(np.asarray, part)
-        for part in simulate(estimator, 100_000, d, deviation, lower + products)
+        for part in simulate(estimator, 40_000, d, deviation, lower + products)
     )
     root = np.sqrt(len(log))
     assert abs((sign > 0).mean() - theory.positive) < 3 * np.sqrt(positive * (1 - positive)) / root

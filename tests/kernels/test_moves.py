@@ -19,7 +19,7 @@ from modicum.kernels.moves import (
 
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])
 PRECISION = np.linalg.inv(COV)
-COUNT = 10_000
+COUNT = 5_000
 MOVES = pytest.mark.parametrize(
     "move",
     [

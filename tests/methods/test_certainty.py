@@ -18,6 +18,7 @@ from helpers.targets import (
     heavy_rows,
     logistic_rows,
     poisson_rows,
+    probabilities,
     quick,
 )
 from modicum.kernels.control_variates import LinearTaylor
@@ -42,14 +43,6 @@ M = mo.models
 # The design over the others -----------------------------------------------------------------
 
 EXPECTED = np.random.default_rng(1).lognormal(sigma=2.0, size=40)
-
-
-def probabilities(tables, n):
-    """Return the probability of each of n rows, by a loop over the classes."""
-    found = np.zeros(n)
-    for start, size, probability in zip(tables.start, tables.size, tables.probability, strict=True):
-        found[tables.order[start : start + size]] = probability
-    return found
 
 
 def test_the_rows_of_the_largest_weights_are_set_apart():

@@ -44,8 +44,6 @@ def test_normal_draws_are_taken_where_they_are_enough_and_reported(post, heard):
     assert line.startswith("weighted normal draws: about ")
     assert "; NUTS on all rows would take about " in line
     assert line in [event.phase for event in heard]
-    assert post.tuning["pareto_k"] < choice.ROOM
-    assert post.tuning["pool_noise"] < choice.STILL
 
 
 def test_no_clock_decides(post, monkeypatch):
@@ -122,12 +120,3 @@ def test_groups_of_few_rows_are_sampled_on_all_of_them(monkeypatch):
     assert "2,400 rows are few" in plan.tuning["method"]
     monkeypatch.setattr(cost, "SHORT", 0.0)  # with many rows, subsampling would be fine
     assert mo.Auto().decide(task)[0].name == "hmc-ecs"
-
-
-def test_small_tables_are_weighed_by_all_their_rows():
-    rows = logistic_rows(400)
-    post = mo.sample(M.Logistic(), rows, draws=500, **RUN)
-    assert post.settings["method"] == "laplace"
-    assert post.tuning["pool_noise"] == 0
-    exact = post.correct(rows, progressbar=False)
-    assert exact.tuning["correction"]["weight_variance"] < 1e-8  # `lp` used all rows

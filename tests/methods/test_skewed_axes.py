@@ -9,7 +9,7 @@ import modicum as mo
 from helpers.interrupted import task_of
 from modicum.kernels.whitening import along_curves
 from modicum.methods import auto as choice
-from modicum.methods import cost, full_data
+from modicum.methods import full_data
 from modicum.methods.skewed_axes import KEPT, skewed_axes
 from modicum.passes import Anchor
 
@@ -146,13 +146,7 @@ def test_nuts_does_not_diverge_and_is_right(rows, monkeypatch):
         mo.sample(MODEL, rows, method="nuts", **RUN)
 
 
-def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_used_if_affordable(rows, monkeypatch):
-    task = task_of(MODEL, rows)
-    weighed = choice._weights(task, cost.Work(0.0))
-    monkeypatch.setattr(choice, "_weights", lambda *_: weighed)  # once, for both decisions
-    method, plan = mo.Auto(laplace=False).decide(task)
+def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_used(rows):
+    method, plan = mo.Auto(laplace=False).decide(task_of(MODEL, rows))
     assert method.name == "nuts"
     assert "posterior sd from its mode, about which HMC-ECS expands; about" in plan.tuning["method"]
-    monkeypatch.setattr(cost, "AFFORDABLE", 1e6)
-    method, plan = mo.Auto(laplace=False).decide(task)
-    assert method.name == "hmc-ecs"

@@ -300,6 +300,7 @@ def test_a_learning_curve_follows_realisations_along_passes():
     assert warm.learning_curve(lambda now: 0.0).index[0] == pytest.approx(31 * 2 / 20)
 
 
+@pytest.mark.slow  # starts of a network differ by key, as tests of networks say
 def test_chains_of_a_network_start_apart():
     """After one step too small to move them, weights of the first layer are still the first."""
     rows = mo.Rows(x=np.random.default_rng(1).normal(size=(12, 16)), y=np.arange(12) % 3)

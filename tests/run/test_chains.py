@@ -151,20 +151,6 @@ def test_state_saved_and_restored_continues_the_same(tmp_path):
         np.testing.assert_array_equal(part["position"], truth["position"][:, 8:])
 
 
-def test_the_runner_feeds_it_too(tmp_path):
-    given, histories = sources(tmp_path), []
-    for name in ("device", "store"):
-        with jax.enable_x64(True):
-            chains = chains_of(given[name])
-            histories.append(run(chains, tune=10, draws=15, progressbar=False))
-    device, store = histories
-    assert device.complete
-    assert device.position.shape == (3, 15, 3)
-    assert device.warmup["noise"].shape == (3, 10)
-    np.testing.assert_array_equal(device.position, store.position)
-    np.testing.assert_array_equal(device.stats["noise"], store.stats["noise"])
-
-
 def test_runs_that_differ_in_length_share_compiled_code(tmp_path):
     traced = []
 
@@ -182,13 +168,3 @@ def test_runs_that_differ_in_length_share_compiled_code(tmp_path):
     assert len(traced) == 1
     for short, long in pairwise(drawn):  # draws do not depend on how many will follow
         np.testing.assert_array_equal(long[:, : short.shape[1]], short)
-
-
-def test_keys_of_chains_and_seeds_all_differ():
-    def words(key):
-        return tuple(np.asarray(jax.random.key_data(key)).tolist())
-
-    keys = [words(k) for seed in (0, 1, 2**31, 2**32, 2**40) for k in chain_keys(seed, 4)]
-    assert len(set(keys)) == 20
-    # more chains leave the first ones unchanged
-    assert [words(k) for k in chain_keys(1, 6)][:4] == [words(k) for k in chain_keys(1, 4)]
