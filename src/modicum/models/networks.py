@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI
-from modicum.errors import DataError, SettingError, fault_text, suggestion, whole_number
+from modicum.errors import DataError, SettingError, suggestion, whole_number
 from modicum.models.model import BaseModel, Batch, Params, named_leaves
 from modicum.models.outcome_checks import check_outcomes, class_fault, count_classes, largest_class
 from modicum.models.priors import is_positive
-from modicum.models.tracing import uncompiled
+from modicum.models.tracing import explained, uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import Array
@@ -569,16 +569,13 @@ class Network(NeuralModel):
         """Try the network on the first rows, so that mistakes surface before any long work."""
         super().check(rows)
         count = min(len(rows), 8)
-        try:
-            batch = rows.slice(0, count)
+        called = f"it is called with x of shape {(count, *rows.fields['x'])}."
+        with explained(lambda fault: f"apply fails on the first rows ({fault}); {called}"):
             outputs = jax.eval_shape(
-                lambda p, x: self.outputs(p, self._inputs(p, {"x": x})), self.params, batch["x"]
+                lambda p, x: self.outputs(p, self._inputs(p, {"x": x})),
+                self.params,
+                rows.slice(0, count)["x"],
             ).shape
-        except Exception as fault:
-            raise SettingError(
-                f"apply fails on the first rows ({fault_text(fault)}); it is called with x of "
-                f"shape {(count, *rows.fields['x'])}."
-            ) from fault
         self._check_outputs(outputs, count, rows)
 
     def output_size(self, rows: Rows) -> int:

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from modicum.errors import DataError, ModicumError, SettingError, fault_text
+from modicum.errors import DataError, SettingError
 from modicum.models.families import FAMILIES, PoissonRates
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.networks import CNN, MLP, Network
-from modicum.models.tracing import AsTraced, digest_of, evaluated
+from modicum.models.tracing import AsTraced, digest_of, evaluated, explained
 from modicum.random import typed
 from modicum.rows.json_entries import Json
 from modicum.runtime import Array, in_double_precision, jit
@@ -311,23 +311,18 @@ def _trace(
     question: Question, model: BaseModel, first: Mapping[str, np.ndarray], fields: Batch
 ) -> tuple[int, str]:
     """Trace a draw; the model sees these rows here for the first time, so report its errors."""
-    try:
+    names = ", ".join(sorted(fields)) or "outcomes alone"
+    shapes = ", ".join(f"{name} {x.shape}" for name, x in fields.items())
+    with explained(
+        lambda fault: (
+            f"the model fails on these rows ({fault}); check their shapes, which are {shapes}."
+        ),
+        lambda name: f"prediction needs the field {name}, but the rows hold {names}.",
+        DataError,
+    ):
         expression = jax.make_jaxpr(lambda draw, fields: question(model, draw, fields))(
             first, fields
         )
-    except KeyError as missing:
-        names = ", ".join(sorted(fields)) or "outcomes alone"
-        raise SettingError(
-            f"prediction needs the field {missing}, but the rows hold {names}."
-        ) from missing
-    except ModicumError:
-        raise
-    except Exception as fault:
-        shapes = ", ".join(f"{name} {x.shape}" for name, x in fields.items())
-        raise DataError(
-            f"the model fails on these rows ({fault_text(fault)}); check their shapes, which are "
-            f"{shapes}."
-        ) from fault
     return max(1, *_sizes(expression.jaxpr)), digest_of(expression)[0]
 
 

@@ -8,9 +8,9 @@ So the first row is tried in two batches that share nothing else.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
-from functools import cache
 from typing import Any, ClassVar
 
 import jax
@@ -19,12 +19,12 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from modicum.errors import SettingError, fault_text, suggestion
-from modicum.models.constraints import Constraint, ParameterLayout, Shape, positive, real
+from modicum.models.constraints import Constraint, ParameterLayout, Shape, positive
 from modicum.models.model import BaseModel, Batch, Params, named_leaves
-from modicum.models.tracing import evaluated, uncompiled
+from modicum.models.tracing import evaluated, explained, uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
-from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
+from modicum.runtime import Array, in_double_precision
 
 
 def require_both(log_prior: object, log_likelihood: object) -> None:
@@ -59,26 +59,25 @@ def _accepts(function: object, count: int) -> bool:
     return True
 
 
-def missing_name(name: KeyError, rows: Rows) -> str:
-    """Say which name the functions look up in vain."""
-    return (
-        f"the model asks for {name}, which neither its parameters nor the rows hold (the rows "
-        f"hold {', '.join(sorted(rows.fields))})."
-    )
+@contextmanager
+def on_rows(rows: Rows, why_failed: Callable[[str], str]) -> Iterator[None]:
+    """Explain why the user's functions fail on the first rows: a name, Python code, or shapes."""
 
-
-def why_failed(fault: Exception, init: Params) -> str:
-    """Say why the functions failed on the first rows."""
-    if isinstance(fault, jax.errors.JAXTypeError):  # Python control flow on traced values
-        remedy = (
-            "they are traced by JAX, so `if`, `while`, float() and NumPy cannot be used on "
-            "parameters or rows: use jnp.where and jax.numpy"
+    def missing(name: str) -> str:
+        return (
+            f"the model asks for {name}, which neither its parameters nor the rows hold (the rows "
+            f"hold {', '.join(sorted(rows.fields))})."
         )
-    else:
-        remedy = "check the shapes they expect"
-    if isinstance(init, list):
-        remedy += ", and if `init` is meant as several points, pass them as mo.sample(starts=[...])"
-    return f"the model's functions fail on the first rows ({fault_text(fault)}); {remedy}."
+
+    with explained(why_failed, missing):
+        try:
+            yield
+        except jax.errors.JAXTypeError as fault:  # Python control flow on traced values
+            raise SettingError(
+                f"the model's functions fail on the first rows ({fault_text(fault)}); they are "
+                "traced by JAX, so `if`, `while`, float() and NumPy cannot be used on parameters "
+                "or rows: use jnp.where and jax.numpy."
+            ) from fault
 
 
 def two_batches(rows: Rows) -> tuple[Batch, Batch]:
@@ -180,14 +179,9 @@ def points_of(init: Params, log_prior: Callable[[Params], ArrayLike]) -> tuple[P
     """
     if callable(init):
         keys = [jax.random.key(number, impl=IMPL) for number in range(DRAWN_STARTS)]
-        try:
-            init = [jax.tree.map(np.asarray, in_double_precision(init)(key)) for key in keys]
-        except Exception as fault:
-            raise SettingError(
-                f"the function `init` fails on a JAX key ({fault_text(fault)}); it must return "
-                "starting values of the parameters."
-            ) from fault
-        return tuple(init)
+        fails = "the function `init` fails on a JAX key ({}); it must return starting values of "
+        with explained(f"{fails}the parameters.".format):
+            return tuple(jax.tree.map(np.asarray, in_double_precision(init)(key)) for key in keys)
     if not jax.tree.leaves(init):
         raise SettingError("`init` holds no parameters; give their starting values.")
     if not isinstance(init, list) or not init or not _alike(init) or _is_accepted(log_prior, init):
@@ -215,42 +209,20 @@ def _is_accepted(function: Callable[[Params], ArrayLike], theta: Params) -> bool
 
 
 class ProbedParameters(dict[str, jax.Array]):
-    """A dict that creates a parameter when a function looks it up."""
-
-    def __init__(self, shapes: Mapping[str, Shape], constraints: Mapping[str, Constraint]) -> None:
-        super().__init__()
-        self.shapes: dict[str, Shape] = {}
-        self._known, self._constraints = shapes, constraints
-        self._middles: dict[str, np.ndarray] = {}
-        for name in (*shapes, *constraints):
-            self[name] = self.__missing__(name)
+    """A dict that creates a parameter, a single number, when a function looks it up."""
 
     def __missing__(self, name: str) -> jax.Array:
-        self.shapes[name] = self._known.get(name, ())
-        self[name] = jnp.asarray(self._middle(name))
+        self[name] = jnp.zeros(())
         return self[name]
 
-    @in_double_precision
-    def _middle(self, name: str) -> np.ndarray:
-        if name not in self._middles:
-            constraint = self._constraints.get(name, real)
-            point = {name: np.empty(self.shapes[name])}
-            (shape,) = ParameterLayout.of(point, {name: constraint}).free_shapes()
-            self._middles[name] = _at_zero(constraint, shape)
-        return self._middles[name]
 
-    def middle(self) -> dict[str, np.ndarray]:
-        """Return the middle of each parameter's allowed range."""
-        return {name: self._middle(name) for name in sorted(self.shapes)}
-
-
-@cache
-def _at_zero(constraint: Constraint, shape: Shape) -> np.ndarray:
-    """Return the values at which all free values are 0."""
-    free = np.zeros(shape)
-    # Compiled ahead of the call, because a trace of the user's functions may be under way.
-    constrain = jit(options=FASTEST_COMPILE)(constraint.constrain).lower(free).compile()
-    return np.asarray(constrain(free))
+@in_double_precision
+def middle(shapes: Mapping[str, Shape], constraints: Mapping[str, Constraint]) -> Params:
+    """Return the middle of each parameter's allowed range, where its free values are 0."""
+    layout = ParameterLayout.of({k: np.empty(shape) for k, shape in shapes.items()}, constraints)
+    free = dict(zip(layout.names, map(np.zeros, layout.free_shapes()), strict=True))
+    values = evaluated(layout.constrain, free)
+    return dict(zip(layout.names, map(np.asarray, values), strict=True))
 
 
 DISPERSED = 10  # starting points for a model about which nothing is known
@@ -351,7 +323,7 @@ class Model(BaseModel):
             "log_prior": log_prior,
             "log_likelihood": log_likelihood,
             "predict": predict,
-            "report": report,
+            "report": _nothing_derived if report is None else report,
             "simulate": simulate,
             "simulate_prior": simulate_prior,
         }
@@ -401,34 +373,31 @@ class Model(BaseModel):
     def _probed_point(self, rows: Rows) -> Params:
         """Return the middle of the allowed range of every parameter that the functions look up."""
         batch = with_given_types(rows.slice(0, min(len(rows), FEW)), rows.kinds)
-        probed = ProbedParameters(self._shapes, self._constraints)
+        known = dict.fromkeys(self._constraints, ()) | self._shapes
+        points = middle(known, self._constraints)
+        probed = ProbedParameters({name: jnp.asarray(x) for name, x in points.items()})
 
         def probe() -> jax.Array:
             prior = self._functions["log_prior"](probed)
             likelihood = self._functions["log_likelihood"](probed, batch)
             return jnp.sum(jnp.asarray(prior)) + jnp.sum(jnp.asarray(likelihood))
 
-        try:
-            jax.eval_shape(probe)
-        except SettingError:
-            raise
-        except KeyError as missing:
-            raise SettingError(missing_name(missing, rows)) from missing
-        except jax.errors.JAXTypeError as fault:
-            raise SettingError(why_failed(fault, None)) from fault
-        except Exception as fault:
-            raise SettingError(
+        def why_failed(fault: str) -> str:
+            listed = ", ".join(f"{name}: {x.shape}" for name, x in probed.items())
+            return (
                 f"without `init` every parameter is a single number unless `shapes` says otherwise "
-                f"({', '.join(f'{n}: {s}' for n, s in probed.shapes.items()) or 'none is known'}), "
-                f"but the model's functions fail on that ({fault_text(fault)}); give "
-                'shapes={"beta": 3}, or starting values as `init`.'
-            ) from fault
-        if not probed.shapes:
+                f"({listed or 'none is known'}), but the model's functions fail on that ({fault}); "
+                'give shapes={"beta": 3}, or starting values as `init`.'
+            )
+
+        with on_rows(rows, why_failed):
+            jax.eval_shape(probe)
+        if not probed:
             raise SettingError(
                 "the model's functions look up no parameter in theta; give starting values as "
                 "`init`."
             )
-        return probed.middle()
+        return middle({name: x.shape for name, x in probed.items()}, self._constraints)
 
     @property
     def layout(self) -> ParameterLayout:
@@ -449,17 +418,18 @@ class Model(BaseModel):
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """Return the user's log-likelihoods, one per row."""
-        values = self.layout.constrain(theta)
-        fields = with_given_types(batch, self._kinds)
-        return _floating(self._functions["log_likelihood"](values, fields))
+        return self._of_rows("log_likelihood", theta, batch)
+
+    def _of_rows(self, name: str, theta: Params, batch: Batch, *others: jax.Array) -> jax.Array:
+        """Call a function of constrained parameters and of fields as the user gave them."""
+        values, fields = self.layout.constrain(theta), with_given_types(batch, self._kinds)
+        return _floating(self._functions[name](values, fields, *others))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Return what `predict` returns for each row."""
-        predict = self._functions.get("predict")
-        if predict is None:
+        if "predict" not in self._functions:
             return super().expected(theta, batch)
-        fields = with_given_types(batch, self._kinds)
-        return _floating(predict(self.layout.constrain(theta), fields))
+        return self._of_rows("predict", theta, batch)
 
     @property
     def simulates(self) -> bool:
@@ -468,26 +438,22 @@ class Model(BaseModel):
 
     def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
         """Draw an outcome of one row with the user's `simulate`."""
-        draw = self._functions.get("simulate")
-        if draw is None:
+        if not self.simulates:
             return super().simulate(theta, row, key)
-        fields = with_given_types(row, self._kinds)
-        try:
-            return _floating(draw(self.layout.constrain(theta), fields, key))
-        except SettingError:
-            raise
-        except KeyError as missing:
-            raise SettingError(
-                f"`simulate` asks for {missing}, which neither the parameters nor the row hold "
-                f"(the row holds {', '.join(sorted(row)) or 'nothing'}; its outcome, the field "
+        fails = (
+            "`simulate` fails on a row ({}); it is a function of (theta, row, key), gets one row "
+            "at a time and must be written with jax.numpy and jax.random."
+        )
+
+        def missing(name: str) -> str:
+            return (
+                f"`simulate` asks for {name}, which neither the parameters nor the row hold (the "
+                f"row holds {', '.join(sorted(row)) or 'nothing'}; its outcome, the field "
                 f"'{self.outcome_field}', is what is drawn)."
-            ) from missing
-        except Exception as fault:
-            raise SettingError(
-                f"`simulate` fails on a row ({fault_text(fault)}); it is a function of (theta, "
-                "row, key), gets one row at a time and must be written with jax.numpy and "
-                "jax.random."
-            ) from fault
+            )
+
+        with explained(fails.format, missing):
+            return self._of_rows("simulate", theta, row, key)
 
     @property
     def simulates_prior(self) -> bool:
@@ -496,18 +462,11 @@ class Model(BaseModel):
 
     def simulate_prior(self, key: jax.Array) -> Params:
         """Draw from the prior with the user's `simulate_prior`."""
-        draw = self._functions.get("simulate_prior")
-        if draw is None:
+        if not self.simulates_prior:
             return super().simulate_prior(key)
-        try:
-            values = jax.tree.map(_floating, draw(key))
-        except SettingError:
-            raise
-        except Exception as fault:
-            raise SettingError(
-                f"`simulate_prior` fails on a JAX key ({fault_text(fault)}); write it with "
-                "jax.numpy and jax.random."
-            ) from fault
+        fails = "`simulate_prior` fails on a JAX key ({}); write it with jax.numpy and jax.random."
+        with explained(fails.format):
+            values = jax.tree.map(_floating, self._functions["simulate_prior"](key))
         shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(values).items()}
         expected = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         if shapes != expected:
@@ -520,13 +479,8 @@ class Model(BaseModel):
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Name the constrained parameters, and the quantities the user derives from them."""
         values = self.layout.constrain(theta)
-        named = named_leaves(values)
-        derive = self._functions.get("report")
-        return (
-            named
-            if derive is None
-            else named | {k: _floating(v) for k, v in derive(values).items()}
-        )
+        derived = self._functions["report"](values)
+        return named_leaves(values) | {name: _floating(value) for name, value in derived.items()}
 
     def restore(self, named: Mapping[str, Array]) -> Params:
         """Put named draws back into the structure of `init`, as free values."""
@@ -579,14 +533,16 @@ class Model(BaseModel):
     def _check_functions(self, rows: Rows) -> None:
         theta, batch = self.start(rows), rows.slice(0, min(len(rows), FEW))
         count = len(next(iter(batch.values())))
-        try:
+        several = (
+            ", and if `init` is meant as several points, pass them as mo.sample(starts=[...])"
+            if isinstance(self.init, list)
+            else ""
+        )
+        fails = "the model's functions fail on the first rows ({}); check the shapes they expect"
+        with on_rows(rows, f"{fails}{several}.".format):
             # In fresh lambdas, because JAX caches the traces of functions it has seen.
             prior = jax.eval_shape(lambda t: self.log_prior(t), theta).shape
             likelihood = jax.eval_shape(lambda t, b: self.log_likelihood(t, b), theta, batch).shape
-        except KeyError as missing:
-            raise SettingError(missing_name(missing, rows)) from missing
-        except Exception as fault:
-            raise SettingError(why_failed(fault, self.init)) from fault
         if prior != ():
             raise SettingError(f"log_prior must return one number, but its shape is {prior}.")
         if likelihood != (count,):
@@ -632,15 +588,9 @@ class Model(BaseModel):
             )
 
     def _check_report(self, theta: Params) -> None:
-        derive = self._functions.get("report")
-        if derive is None:
-            return
-        try:
+        derive = self._functions["report"]
+        with explained("`report` fails on the parameters ({}); write it with jax.numpy.".format):
             reported = jax.eval_shape(lambda t: derive(self.layout.constrain(t)), theta)
-        except Exception as fault:
-            raise SettingError(
-                f"`report` fails on the parameters ({fault_text(fault)}); write it with jax.numpy."
-            ) from fault
         if not isinstance(reported, Mapping) or not all(isinstance(name, str) for name in reported):
             raise SettingError("`report` must return a dict of quantities by name.")
         for name, quantity in reported.items():
@@ -675,9 +625,7 @@ class Model(BaseModel):
 
     def _derived(self, values: Params) -> dict[str, Shape]:
         """Names and shapes of what `report` returns for constrained parameters."""
-        derive = self._functions.get("report")
-        if derive is None:
-            return {}
+        derive = self._functions["report"]
         try:
             reported = jax.eval_shape(lambda v: derive(v), values)
         except Exception:  # a user's function may fail on parameters it does not know
@@ -697,6 +645,12 @@ def with_given_types(batch: Batch, kinds: Mapping[str, str]) -> Batch:
         elif kind == "integer" or np.dtype(values.dtype).kind in "iu":
             changed[name] = jnp.asarray(values).astype(int)
     return {**batch, **changed} if changed else batch
+
+
+def _nothing_derived(theta: Params) -> dict[str, jax.Array]:
+    """What a model reports besides its parameters, unless the user says what."""
+    del theta
+    return {}
 
 
 def _floating(value: ArrayLike) -> jax.Array:

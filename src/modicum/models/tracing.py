@@ -11,7 +11,8 @@ compiled with `jax.jit`, whose trace JAX caches.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, ParamSpec, TypeAlias, TypeVar
@@ -22,7 +23,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.typing import ArrayLike
 
-from modicum.errors import SettingError, fault_text
+from modicum.errors import ModicumError, SettingError, fault_text
 from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, in_double_precision, jit
@@ -30,6 +31,25 @@ from modicum.runtime import FASTEST_COMPILE, Array, Pytree, in_double_precision,
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+@contextmanager
+def explained(
+    why_failed: Callable[[str], str],
+    missing: Callable[[str], str] | None = None,
+    kind: type[ModicumError] = SettingError,
+) -> Iterator[None]:
+    """Explain why a user's function fails; `missing` explains a name it looks up in vain."""
+    try:
+        yield
+    except ModicumError:
+        raise
+    except Exception as fault:
+        if missing is not None and isinstance(fault, KeyError):
+            raise SettingError(missing(str(fault))) from fault
+        raise kind(why_failed(fault_text(fault))) from fault
+
+
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr; differs between processes
 MEANINGLESS = {"name", "debug_info"}  # parameters of an operation that do not change its result
 
@@ -131,13 +151,12 @@ def _digest_once(
         values, pull_back = jax.vjp(lambda t: log_likelihood(t, batch), theta)
         return values, pull_back(jnp.ones_like(values))
 
-    try:
+    fails = (
+        "the model's functions cannot be differentiated ({}); write them with jax.numpy, and use "
+        "jax.lax.scan instead of jax.lax.while_loop."
+    )
+    with explained(fails.format):
         parts = (expression_digest(prior, theta), expression_digest(likelihood, theta, batch))
-    except Exception as fault:  # whatever the user's functions raise
-        raise SettingError(
-            f"the model's functions cannot be differentiated ({fault_text(fault)}); write them "
-            "with jax.numpy, and use jax.lax.scan instead of jax.lax.while_loop."
-        ) from fault
     return _joined(*(digest for digest, _ in parts)), sum(size for _, size in parts)
 
 
