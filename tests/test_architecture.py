@@ -64,7 +64,7 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
     "LinearPredictorModel": 45,
-    "IntegratedEffects": 24,
+    "IntegratedEffects": 23,
     "ArrowFactor": 26,
     "ArrowMatrix": 22,
     "Rows": 22,

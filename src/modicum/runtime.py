@@ -12,7 +12,9 @@ import ctypes
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
@@ -26,6 +28,7 @@ from modicum.errors import SettingError
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+T = TypeVar("T")
 Array: TypeAlias = jax.Array | np.ndarray  # accepted by compiled functions
 Pytree: TypeAlias = Any  # arbitrarily nested tuples, lists and dicts of arrays
 
@@ -185,6 +188,22 @@ GPU_GRAPHS: CompilerOptions = {
     "DYNAMIC_SLICE_FUSION",
     "xla_gpu_graph_min_graph_size": 1,
 }
+
+
+def in_order(jobs: Iterable[Callable[[], T]], threads: int) -> Iterator[T]:
+    """Yield the results of jobs in order, computed by a few threads; few jobs wait at a time."""
+    waiting: deque[Future[T]] = deque()
+    with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(job))
+                if len(waiting) >= 2 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:  # after an interrupt
+                future.cancel()
 
 
 class Compiled(Protocol[P, R]):

@@ -8,6 +8,7 @@ import modicum as mo
 from helpers.refusals import refused
 from helpers.targets import all_of
 from modicum.models import Target
+from modicum.models.over_draws import ModelPredictor
 
 M = mo.models
 RNG = np.random.default_rng(1)
@@ -19,6 +20,11 @@ NETS = {
     "gaussian": M.MLP(hidden=(6, 5), likelihood="gaussian", noise_scale=0.7, activation="tanh"),
     "cnn": SMALL_CNN,
 }
+
+
+def test_a_network_of_ones_own_is_not_described_in_a_file():
+    net = M.Network(lambda p, x: x @ p["w"], {"w": np.zeros((2, 3))})
+    assert ModelPredictor(net).to_dict() is None
 
 
 # Compiled once for all tests of this file, instead of operation by operation.

@@ -69,10 +69,6 @@ class FlatGroups(NamedTuple):
         """Return for each row the value of its group."""
         return values[jnp.minimum(self.group, self.groups - 1)]
 
-    def spread_where_present(self, values: jax.Array) -> jax.Array:
-        """Return for each row the value of its group, and zero for padding."""
-        return _zero_padding(self.present, self.spread(values))
-
 
 class NumPyGroups(NamedTuple):
     """`FlatGroups` for NumPy, without padding.
@@ -111,10 +107,6 @@ class NumPyGroups(NamedTuple):
         """Return for each row the value of its group."""
         return as_either(np.take(np.asarray(values).T, self.group, axis=-1).T)
 
-    def spread_where_present(self, values: jax.Array) -> jax.Array:
-        """Return for each row the value of its group; there is no padding."""
-        return self.spread(values)
-
     def in_blocks(self) -> Iterator[tuple[slice, NumPyGroups]]:
         """Yield a few groups at a time, with their slice of all groups."""
         ends = np.r_[self.start[1:], len(self.group)]
@@ -150,14 +142,6 @@ class PaddedGroup(NamedTuple):
         """Return the group's value for each row."""
         count = len(next(iter(self.rows.values())))
         return jnp.broadcast_to(values[0], (count, *values.shape[1:]))
-
-    def spread_where_present(self, values: jax.Array) -> jax.Array:
-        """Return for each row the value of its group, and zero for padding."""
-        return _zero_padding(self.present, self.spread(values))
-
-
-def _zero_padding(present: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.where(present.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
 
 
 Groups: TypeAlias = FlatGroups | NumPyGroups | PaddedGroup

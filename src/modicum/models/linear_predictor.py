@@ -23,7 +23,7 @@ from modicum.errors import DataError, SettingError
 from modicum.linalg.columns import ModelMatrix, model_matrix
 from modicum.models.coefficients import CoefficientPriors, coordinate_of
 from modicum.models.model import NEW, Batch, Labels, Params
-from modicum.models.outcome_checks import check_codes, check_outcomes, refuse_mistaken_fields
+from modicum.models.outcome_checks import check_outcomes, refuse_mistaken_fields
 from modicum.models.priors import OWN
 from modicum.models.terms import check_groups, common_columns
 from modicum.rows import Rows
@@ -373,14 +373,15 @@ class LinearPredictorModel(CoefficientPriors):
                 f"the priors are those of {len(priors.coefficients)} columns, but x has "
                 f"{columns}; create a new model for these rows."
             )
-        check_codes(rows)
+        self._check_offset(rows)
         self.check_outcome(rows)
-        self.check_offset(rows)
 
-    def check_offset(self, rows: Rows) -> None:
+    def _check_offset(self, rows: Rows) -> None:
         """Refuse an offset whose shape is not that of the linear predictor."""
+        if "offset" not in rows.fields:
+            return
         q = self.predictors(rows)
-        if "offset" in rows.fields and rows.fields["offset"] != ((q,) if q > 1 else ()):
+        if rows.fields["offset"] != ((q,) if q > 1 else ()):
             numbers = f"{q} numbers (one per class but the reference)" if q > 1 else "one number"
             by_formula = q > 1 and rows.schema.encoding is not None
             remedy = ", which a formula cannot give: leave the offset out" if by_formula else ""

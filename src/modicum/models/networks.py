@@ -36,6 +36,8 @@ class NeuralModel(BaseModel):
     likelihood
         "categorical": outcomes are classes 0, 1, ..., K - 1 and outputs their logits;
         "gaussian": the output is the mean of a real outcome with known noise.
+    classes
+        Number of classes, where it is a setting.
     noise_scale
         Standard deviation of a Gaussian outcome.
     prior_scale
@@ -47,6 +49,7 @@ class NeuralModel(BaseModel):
     has_mode: ClassVar[bool] = False
     reads_bytes: ClassVar[bool] = True
     likelihood: str
+    classes: int | None = None
     noise_scale: float
     prior_scale: float
     scale: float | None
@@ -129,20 +132,15 @@ class NeuralModel(BaseModel):
         if rows.fields["y"] != ():
             raise DataError("the field 'y' must hold one outcome per row.")
         if self.likelihood == "categorical":
-            classes = self.known_classes()
-            check_outcomes(self, rows, lambda y: class_fault(y, classes))
+            check_outcomes(self, rows, lambda y: class_fault(y, self.classes))
             if self.output_size(rows) < 2:
                 raise SettingError("the outcome has a single class; a classifier needs two.")
-
-    def known_classes(self) -> int | None:
-        """Number of classes, where it is a setting."""
-        return None
 
     def output_size(self, rows: Rows) -> int:
         """Number of outputs of the network: one per class, or one."""
         if self.likelihood == "gaussian":
             return 1
-        return self.known_classes() or count_classes(rows)
+        return self.classes or count_classes(rows)
 
 
 def _only(outputs: jax.Array) -> jax.Array:
@@ -276,10 +274,6 @@ class _Layered(NeuralModel):
     @abstractmethod
     def layers(self, rows: Rows) -> Shapes:
         """Shapes of the kernels, by layer."""
-
-    def known_classes(self) -> int | None:
-        """Number of classes, where it is set."""
-        return self.classes
 
     def dense_layers(self, width: int, rows: Rows) -> Shapes:
         """Shapes of the dense layers on top of `width` inputs."""

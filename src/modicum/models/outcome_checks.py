@@ -107,9 +107,20 @@ def count_classes(rows: Rows) -> int:
 def check_outcomes(
     model: BaseModel, rows: Rows, fault: Fault, others: OtherFields | None = None
 ) -> None:
-    """Refuse outcomes that `fault` marks, naming the first such row; `others` checks all fields."""
+    """Refuse outcomes that `fault` marks, naming the first such row; `others` checks all fields.
+
+    Codes without a level, as in a damaged store, are refused too.
+    """
     start = 0
     for chunk in rows.chunks(CHUNK):
+        unknown = None if rows.coding is None else rows.coding.fault(chunk)
+        if unknown is not None:
+            name, row = unknown
+            raise DataError(
+                f"the field {name!r} holds the code {chunk[name][row]} in row {start + row}, which "
+                "is the code of no level: the rows were changed after they were made, so make them "
+                "again from their source."
+            )
         y = np.asarray(chunk["y"])
         bad, support = fault(y)
         if bad.any():
@@ -176,20 +187,3 @@ def refuse_remote(rows: Rows) -> None:
         f"{high - low:.2g}, which is too little variation about so large a number to resolve in 64 "
         "bits: subtract a constant from it first."
     )
-
-
-def check_codes(rows: Rows) -> None:
-    """Refuse codes without a level, as in a damaged store."""
-    if rows.coding is None or not rows.coding.terms:
-        return
-    start = 0
-    for chunk in rows.chunks(CHUNK):
-        fault = rows.coding.fault(chunk)
-        if fault is not None:
-            name, row = fault
-            raise DataError(
-                f"the field {name!r} holds the code {chunk[name][row]} in row {start + row}, which "
-                "is the code of no level: the rows were changed after they were made, so make them "
-                "again from their source."
-            )
-        start += len(chunk[rows.coding.fields[0]])

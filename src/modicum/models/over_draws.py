@@ -17,7 +17,7 @@ from modicum.models.families import FAMILIES, PoissonRates
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, Params
-from modicum.models.networks import CNN, MLP, Network
+from modicum.models.networks import CNN, MLP
 from modicum.models.tracing import AsTraced, digest_of, evaluated, explained
 from modicum.random import typed
 from modicum.rows.json_entries import Json
@@ -25,7 +25,6 @@ from modicum.runtime import Array, in_double_precision, jit
 
 BUDGET = 2**25  # largest total size of an intermediate array over the draws evaluated together
 KEY_WORDS, ROW_NUMBERS = "words of the key", "numbers of the rows"  # added to draws and fields
-INTEGRATED = "IntegratedEffects"  # wraps another model, whose description is nested in its own
 Draws: TypeAlias = dict[str, np.ndarray]
 Question: TypeAlias = Callable[[BaseModel, Mapping[str, Array], Batch], tuple[jax.Array, ...]]
 """A function of one draw and a batch of rows."""
@@ -134,26 +133,22 @@ class ModelPredictor:
 
     def to_dict(self) -> dict[str, object] | None:
         """Describe a built-in model by name and settings; None for a user's model."""
-        if not isinstance(self.model, IntegratedEffects):
-            return _described(self.model)
-        family = _described(self.model.family)
-        rest = {f.name: getattr(self.model, f.name) for f in fields(self.model)} | {
-            "family": family
-        }
-        settings = {name: _plain(value) for name, value in rest.items()}
-        return None if family is None else {"family": INTEGRATED, "settings": settings}
+        return _described(self.model)
 
 
 def _saved() -> dict[str, type[BaseModel]]:
     """Return the models that a file describes, by name."""
-    kinds: tuple[type[BaseModel], ...] = (*FAMILIES.values(), PoissonRates, CNN, MLP, Network)
-    return {kind.__name__: kind for kind in kinds}
+    others: tuple[type[BaseModel], ...] = (PoissonRates, CNN, MLP, IntegratedEffects)
+    return {kind.__name__: kind for kind in (*FAMILIES.values(), *others)}
 
 
 def _described(model: BaseModel) -> dict[str, object] | None:
     if type(model) not in _saved().values():
         return None
-    settings = {f.name: _plain(getattr(model, f.name)) for f in fields(model)}  # type: ignore[arg-type]
+    values = {f.name: getattr(model, f.name) for f in fields(model)}  # type: ignore[arg-type]
+    settings = {k: _described(v) if k == "family" else _plain(v) for k, v in values.items()}
+    if settings.get("family", settings) is None:  # a user's, whose effects are integrated out
+        return None
     return {"family": type(model).__name__, "settings": settings}
 
 
@@ -171,26 +166,24 @@ def _plain(value: object) -> object:
 def rebuild(description: Mapping[str, Json]) -> ModelPredictor | None:
     """Undo `ModelPredictor.to_dict`; None if the model is not a built-in one."""
     try:
-        if description.get("family") != INTEGRATED:
-            model = _rebuilt(description)
-        else:
-            entries = description["settings"].items()
-            settings: dict[str, Json] = {
-                k: tuple(v) if isinstance(v, list) else v for k, v in entries
-            }
-            settings["family"] = _rebuilt(settings["family"])
-            model = IntegratedEffects(**settings)
-        return None if model is None else ModelPredictor(model)
+        model = _rebuilt(description)
     except (TypeError, ValueError, KeyError, AttributeError) as fault:
         raise DataError(
             f"the model in the posterior's file cannot be rebuilt ({fault}): the file is damaged, "
             "or was written by another version of Modicum."
         ) from fault
+    return None if model is None else ModelPredictor(model)
 
 
 def _rebuilt(description: Mapping[str, Json]) -> BaseModel | None:
     model_class = _saved().get(description.get("family", ""))
-    return None if model_class is None else model_class(**description["settings"])
+    if model_class is None:
+        return None
+    entries = description["settings"].items()
+    settings: dict[str, Json] = {k: tuple(v) if isinstance(v, list) else v for k, v in entries}
+    if "family" in settings:
+        settings["family"] = _rebuilt(settings["family"])
+    return model_class(**settings)
 
 
 def _expected(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial, wraps
 from math import ceil
@@ -39,9 +37,9 @@ from modicum.runtime import (
     Array,
     Pytree,
     in_double_precision,
+    in_order,
     jit,
     on_device,
-    one_blas_thread,
 )
 
 P = ParamSpec("P")
@@ -227,9 +225,8 @@ def chunk_results(
 ) -> Iterator[Pytree]:
     """Yield the results of the chunks with these numbers in order, computed by a few threads."""
     size, compute = chunk_rows(rows), in_double_precision(_one_chunk)
-    with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
-        jobs = ((lambda i=i: compute(function, arguments, rows, i, size, dtype)) for i in numbers)
-        yield from _in_order(pool, jobs, ahead=2 * threads)
+    jobs = (partial(compute, function, arguments, rows, i, size, dtype) for i in numbers)
+    yield from in_order(jobs, threads)
 
 
 def chunk_rows(rows: Rows) -> int:
@@ -282,21 +279,6 @@ def _one_chunk(
     with on_device(index):
         result = function(arguments, batch, present)
         return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)
-
-
-def _in_order(pool: ThreadPoolExecutor, jobs: Iterator[Callable[[], R]], ahead: int) -> Iterator[R]:
-    """Run jobs on the pool, at most `ahead` of them at once, and yield results in order."""
-    waiting: deque[Future[R]] = deque()
-    try:
-        for job in jobs:
-            waiting.append(pool.submit(job))
-            if len(waiting) >= ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:  # after an interrupt
-            future.cancel()
 
 
 class EngineChoice(ABC):

@@ -175,8 +175,9 @@ class _Rows(NamedTuple):
         own = xp.einsum("jca,jab,jdb->cd", moved, bend, w)
         own = own + xp.einsum("cdab,ja,jb->cd", self.bents, share[:, None] * pull, v)
         # by row: probability, and probability times the predictor's slopes in the covariance
-        p = flat.spread_where_present(share)[:, None]
-        along = xp.sum(flat.spread_where_present(moved) * z[:, None, :], axis=2)
+        present = flat.present[:, None]
+        p = xp.where(present, flat.spread(share)[:, None], 0.0)
+        along = xp.where(present, xp.sum(flat.spread(moved) * z[:, None, :], axis=2), 0.0)
         curved = [f2 * p, f2 * along]
         others = own
         if self.extras:

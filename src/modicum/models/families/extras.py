@@ -17,7 +17,7 @@ import numpy as np
 from modicum.errors import DataError, ModicumWarning
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, Params
-from modicum.models.outcome_checks import CHUNK, refuse_constant
+from modicum.models.outcome_checks import refuse_constant
 from modicum.models.priors import Moments, Normal
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows
@@ -87,17 +87,13 @@ class LogLink(LinearPredictorModel):
             return None, 0
         return find_silent_counts(rows, self.intercept, self.counted)
 
-    def check_offset(self, rows: Rows) -> None:
-        """Refuse offsets of the wrong shape, and those that overflow as exposures."""
-        super().check_offset(rows)
-        start = 0
-        for chunk in rows.chunks(CHUNK) if "offset" in rows.fields else ():
-            offset = np.asarray(chunk["offset"])
-            if offset.max() > LARGEST_OFFSET:
-                first = int(np.argmax(offset > LARGEST_OFFSET))
-                raise DataError(
-                    f"the offset is {offset[first]:g} in row {start + first}, so the exposure "
-                    f"exp({offset[first]:g}) overflows; an offset is the logarithm of the "
-                    "exposure: give np.log(exposure)."
-                )
-            start += len(offset)
+    def check_fields(self, chunk: Batch, first: int) -> None:
+        """Refuse offsets that overflow as exposures."""
+        offset = np.asarray(chunk.get("offset", 0.0))
+        if offset.max() > LARGEST_OFFSET:
+            at = int(np.argmax(offset > LARGEST_OFFSET))
+            raise DataError(
+                f"the offset is {offset[at]:g} in row {first + at}, so the exposure "
+                f"exp({offset[at]:g}) overflows; an offset is the logarithm of the exposure: give "
+                "np.log(exposure)."
+            )

@@ -136,6 +136,7 @@ class _Survival(LogLink):
 
     def check_fields(self, chunk: Batch, first: int) -> None:
         """Refuse events that are neither 0 nor 1."""
+        super().check_fields(chunk, first)
         event = np.asarray(chunk["event"])
         bad = (event != 0) & (event != 1)
         if bad.any():

@@ -49,6 +49,8 @@ class Prior(ABC):
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
             if field.name in self.positive and not is_positive(value):
                 raise SettingError(
                     f"{field.name} of {type(self).__name__} must be a positive number, not "
@@ -77,7 +79,7 @@ class Prior(ABC):
     @property
     def centre(self) -> float:
         """The median of a symmetric distribution; a typical value of one on positive numbers."""
-        return self.numbers[-1] if self.support == "positive" else 0.0
+        return self.numbers[-1] if self.support == "positive" else getattr(self, "mean", 0.0)
 
     @property
     def width(self) -> float:
@@ -141,11 +143,6 @@ class Normal(Prior):
         return -0.5 * z**2 - xp.log(sd) - HALF_LOG_2PI
 
     @property
-    def centre(self) -> float:
-        """The mean."""
-        return self.mean
-
-    @property
     def width(self) -> float:
         """The standard deviation."""
         return self.sd
@@ -179,11 +176,6 @@ class StudentT(Prior):
         z = (value - mean) / scale
         constant = log_gamma_of((df + 1) / 2) - log_gamma_of(df / 2) - 0.5 * xp.log(df * xp.pi)
         return constant - xp.log(scale) - (df + 1) / 2 * xp.log1p(z**2 / df)
-
-    @property
-    def centre(self) -> float:
-        """The median, which is the mean where there is one."""
-        return self.mean
 
     @property
     def width(self) -> float:
@@ -224,11 +216,6 @@ class Laplace(Prior):
         xp = namespace(value)
         mean, scale = numbers
         return -xp.abs(value - mean) / scale - xp.log(2 * scale)
-
-    @property
-    def centre(self) -> float:
-        """The mean."""
-        return self.mean
 
     @property
     def width(self) -> float:
@@ -291,14 +278,7 @@ class Horseshoe(Prior):
     slab: float = 2.5
     unit: float | None = None
     resolution: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("scale", "slab", "unit", "resolution"):
-            value = getattr(self, name)
-            if not is_positive(value) and not (name in ("unit", "resolution") and value is None):
-                raise SettingError(f"{name} of Horseshoe must be a positive number, not {value!r}.")
-            if value is not None:
-                object.__setattr__(self, name, float(value))
+    positive: ClassVar[tuple[str, ...]] = ("scale", "slab", "unit", "resolution")
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:

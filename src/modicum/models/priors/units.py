@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
 from modicum.errors import DataError
 from modicum.rows import CodedTerm, Coding, Rows, first_not_finite
-from modicum.runtime import one_blas_thread
+from modicum.runtime import in_order
 
 CHUNK_ROWS = 16_384  # rows per chunk, which fit in cache
 FEW_CHUNKS = 4  # up to this many chunks, threads do not pay
@@ -168,26 +167,13 @@ def moment_sums(rows: Rows) -> MomentSums:
     """Compute sums by one streaming pass over the fields x, y, offset and weight."""
     none = np.zeros(len(columns_with_moments(rows)) + 1)
     nothing = MomentSums(0.0, none, none, none + np.inf, none - np.inf, 0.0, -np.inf)
-    total = sum(_parts(rows), nothing)  # by several threads, added in order
+    buffer = _Buffer()
+    jobs = (partial(_chunk_sums, rows, c, buffer) for c in rows.chunks(CHUNK_ROWS))
+    few = len(rows) <= FEW_CHUNKS * CHUNK_ROWS
+    parts = (job() for job in jobs) if few else in_order(jobs, os.cpu_count() or 1)
+    total = sum(parts, nothing)
     _require_sound(rows, total.mean, _sd(total.mean, total.squares, total.weight))
     return total
-
-
-def _parts(rows: Rows) -> Iterator[MomentSums]:
-    """Yield the sums of each chunk, in order; only a few chunks are in memory at a time."""
-    chunks, buffer = rows.chunks(CHUNK_ROWS), _Buffer()
-    if len(rows) <= FEW_CHUNKS * CHUNK_ROWS:
-        yield from (_chunk_sums(rows, chunk, buffer) for chunk in chunks)
-        return
-    threads = os.cpu_count() or 1
-    waiting: deque[Future[MomentSums]] = deque()
-    with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
-        for chunk in chunks:
-            waiting.append(pool.submit(_chunk_sums, rows, chunk, buffer))
-            if len(waiting) >= 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
 
 class _Buffer(threading.local):
