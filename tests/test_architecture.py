@@ -65,8 +65,7 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
     "LinearPredictorModel": 45,
     "IntegratedEffects": 23,
-    "ArrowFactor": 26,
-    "ArrowMatrix": 22,
+    "ArrowFactor": 21,
     "Rows": 22,
     "GroupedRows": 1,
     "LinearTaylor": 12,
@@ -78,7 +77,6 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "ModelPredictor": 5,
     "EnergyConservingKernel": 2,
     "Anchor": 3,
-    "ArrowCovariance": 3,
     "GroupTaylor": 3,
     "HMCMove": 3,
     "LKJ": 3,
@@ -103,6 +101,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "TableFiles": 2,
     **dict.fromkeys(
         (
+            "ArrowMatrix",
             "ArrayOrder",
             "AsTraced",
             "Auto",

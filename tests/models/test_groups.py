@@ -9,6 +9,7 @@ import modicum as mo
 from helpers.refusals import refused
 from modicum.kernels.protocols import Proxy
 from modicum.kernels.whitening import straighten
+from modicum.linalg.arrow import ArrowMatrix
 from modicum.models import Target
 from modicum.models.covariances import correlations, partials_of
 from modicum.models.multilevel import multilevel
@@ -121,7 +122,7 @@ def test_the_scale_settles_at_its_closed_form(x64):
     """tau^4 / s^2 + (L - 1) tau^2 - S = 0 for HalfNormal(s), in the sampled log tau."""
     term = Effects(tuple(range(20)), 1, (20,), (), (HalfNormal,))
     t = np.append(np.random.default_rng(1).normal(size=20), 0.0)
-    covariance = 0.1 * np.eye(21)
+    covariance = ArrowMatrix.of(0.1 * np.eye(21))
     settled = term.settle(t, covariance, (np.asarray(0.8), np.asarray(2.0)))[20]
     S = np.sum(t[:20] ** 2 + 0.1)
     assert np.exp(2 * settled) == pytest.approx(0.8**2 * (-19 + np.sqrt(19**2 + 4 * S / 0.64)) / 2)

@@ -1,5 +1,8 @@
 """Arrow matrices: one big block-diagonal corner with a dense border.
 
+A dense matrix is an arrow without levels, and a diagonal one an arrow without a border: code that
+takes any of them takes arrows (`ArrowMatrix.of`).
+
 Each row involves the effects of a single level of a factor, so that in these effects the Hessian is
 diagonal, or has a small block per level. All other parameters, b of them, form a dense border:
 
@@ -27,7 +30,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import cholesky, eigh, solve_triangular
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.linalg.lapack import dpotrf
 
 from modicum.linalg.columns import DenseMatrix, ModelMatrix, model_matrix
@@ -205,6 +208,11 @@ class Arrow:
     corner: Array
     ndim: ClassVar[int] = 2
 
+    @property
+    def levels(self) -> int:
+        """Number of levels; 0 for a dense matrix."""
+        return len(self.big)
+
     def flat(self, own: Array, rest: Array) -> Array:
         """Assemble a flat vector from its parts for the levels (`own`) and the border (`rest`)."""
         return flat_vector(self.big, self.border, own, rest)
@@ -216,13 +224,32 @@ class ArrowMatrix(Arrow):
     """A symmetric matrix: `blocks` are D, `cross` is C' and `corner` is E."""
 
     @classmethod
-    def zeros(cls, big: np.ndarray, border: np.ndarray) -> ArrowMatrix:
-        """Return a matrix of zeros whose blocks and corner are writable."""
-        levels, effects = big.shape
-        # A prior has no entries across, so broadcast zeros do, and take no memory.
-        cross = np.broadcast_to(0.0, (levels, effects, len(border)))
-        blocks = np.zeros((levels, effects, effects))
-        return cls(big, border, blocks, cross, np.zeros((len(border), len(border))))
+    def of(cls, matrix: Symmetric) -> ArrowMatrix:
+        """Return an arrow, or a dense matrix as one without levels."""
+        if not isinstance(matrix, np.ndarray):
+            return matrix
+        return cls(*_dense_parts(len(matrix)), matrix)
+
+    @classmethod
+    def of_diagonal(cls, diagonal: np.ndarray, big: Array, border: Array) -> ArrowMatrix:
+        """Return a diagonal matrix in the form of an arrow; its blocks and corner are writable."""
+        blocks = diagonal[big][..., None] * np.eye(big.shape[1])
+        return cls(big, border, blocks, _no_cross(big, border), np.diag(diagonal[border]))
+
+    def diagonal_like(self, diagonal: np.ndarray) -> ArrowMatrix:
+        """Return a diagonal matrix in the form of this one."""
+        return ArrowMatrix.of_diagonal(diagonal, self.big, self.border)
+
+    @property
+    def plain(self) -> Symmetric:
+        """The matrix itself, or an array if it is dense."""
+        return self if self.levels else np.asarray(self.corner)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all entries are finite."""
+        parts = (np.asarray(part) for part in (self.blocks, self.cross, self.corner))
+        return all(bool(np.all(np.isfinite(part))) for part in parts)
 
     @property
     def size(self) -> int:
@@ -284,18 +311,38 @@ class ArrowMatrix(Arrow):
         """
         blocks, corner = np.asarray(self.blocks), np.asarray(self.corner)
         lines = np.atleast_2d(where)
-        slots = [np.flatnonzero(np.asarray(self.big)[0] == line[0]) for line in lines]
-        if all(map(len, slots)):
-            at = np.concatenate(slots)
+        slots = self._slots(lines)
+        if slots is not None:
             if where.ndim == 1:
-                blocks[:, at[0], at[0]] += precision
+                blocks[:, slots[0], slots[0]] += precision
             else:
-                blocks[:, at[:, None], at] += precision
+                blocks[:, slots[:, None], slots] += precision
             return
         at = np.searchsorted(np.asarray(self.border), where)
         if where.ndim == 2:
             precision, at = np.kron(precision, np.eye(where.shape[1])), at.ravel()
         corner[np.ix_(at, at)] += np.diag(precision) if precision.ndim == 1 else precision
+
+    def sum_over_levels(self, where: np.ndarray) -> np.ndarray:
+        """Sum over the levels of the blocks of their effects; `where` is (effects, levels)."""
+        slots = self._slots(where)
+        if slots is not None:
+            return np.asarray(np.asarray(self.blocks)[:, slots[:, None], slots].sum(axis=0))
+        at = np.searchsorted(self.border, where)
+        return np.asarray(np.asarray(self.corner)[at[:, None, :], at[None, :, :]].sum(axis=-1))
+
+    def _slots(self, lines: np.ndarray) -> np.ndarray | None:
+        """Positions among a level's effects of those whose indices are `lines`; None: none are."""
+        first = np.asarray(self.big)[:1].ravel()
+        slots = [np.flatnonzero(first == line[0]) for line in lines]
+        return np.concatenate(slots) if all(map(len, slots)) else None
+
+    def extended(self, border: Array, diagonal: np.ndarray) -> ArrowMatrix:
+        """Append entries with this diagonal to the border; nothing across is kept."""
+        size = len(self.border)
+        corner = np.diag(np.concatenate([np.zeros(size), diagonal]))
+        corner[:size, :size] = self.corner
+        return replace(self, border=border, cross=_no_cross(self.big, border), corner=corner)
 
     def densely(self) -> np.ndarray:
         """Form the dense matrix, for small matrices."""
@@ -344,33 +391,51 @@ class ArrowFactor(Arrow):
         out[:, self.big], out[:, self.border] = above, rest @ np.asarray(self.corner).T
         return out
 
-    def whitened(self, away: Array) -> Array:
-        """F^-1 times a flat vector."""
+    def whitened(self, away: jax.Array) -> Array:
+        """F^-1 times a flat vector, compiled."""
         own, right = away[self.big], away[self.border]
-        if isinstance(away, np.ndarray):
-            rest = solve_triangular(self.corner, right)
-        else:
-            rest = jax.scipy.linalg.solve_triangular(self.corner, right)
+        rest = jax.scipy.linalg.solve_triangular(self.corner, right)
         cross = _as_matrix(self.cross)
         above = own + (cross @ rest).reshape(own.shape)
         if self.blocks.shape[-1] == 1:
             return self.flat(above / self.blocks[..., 0], rest)
-        solve = np.linalg.solve if isinstance(away, np.ndarray) else jnp.linalg.solve
-        return self.flat(solve(self.blocks, above[..., None])[..., 0], rest)
+        return self.flat(jnp.linalg.solve(self.blocks, above[..., None])[..., 0], rest)
+
+    def lines_whitened(self, away: np.ndarray) -> np.ndarray:
+        """F^-1 times each row of `away`, (rows, size)."""
+        out = np.empty_like(away)
+        rest = np.linalg.solve(np.asarray(self.corner), away[:, self.border].T)  # (border, rows)
+        out[:, self.border] = rest.T
+        own = np.moveaxis(away[:, self.big], 0, -1)  # (levels, effects, rows)
+        own = own + np.asarray(self.cross) @ rest
+        out[:, self.big] = np.moveaxis(np.linalg.solve(np.asarray(self.blocks), own), -1, 0)
+        return out
+
+    @classmethod
+    def of(cls, factor: Factor) -> ArrowFactor:
+        """Return an arrow factor, or a dense or diagonal one in this form."""
+        if not isinstance(factor, np.ndarray):
+            return factor
+        if factor.ndim == 2:
+            return cls(*_dense_parts(len(factor)), factor)
+        big, border = np.arange(len(factor))[:, None], np.arange(0)
+        none = np.zeros((len(factor), 1, 0)), np.zeros((0, 0))
+        return cls(big, border, factor[:, None, None], *none)
 
     @cached_property
-    def covariance(self) -> ArrowCovariance:
-        """The blocks of F F'."""
+    def covariance(self) -> ArrowMatrix:
+        """F F', but for entries across, which are not formed."""
         blocks, cross, corner = (np.asarray(p) for p in (self.blocks, self.cross, self.corner))
         of_levels = blocks @ blocks.swapaxes(1, 2) + cross @ cross.swapaxes(1, 2)
-        return ArrowCovariance(
-            np.asarray(self.big), np.asarray(self.border), of_levels, corner @ corner.T
-        )
+        none = _no_cross(self.big, self.border)
+        return ArrowMatrix(self.big, self.border, of_levels, none, corner @ corner.T)
 
     @property
     def sd(self) -> np.ndarray:
         """Square root of the diagonal of F F'."""
-        return np.asarray(np.sqrt(self.covariance.diagonal()))
+        blocks, cross, corner = (np.asarray(p) for p in (self.blocks, self.cross, self.corner))
+        own = np.sum(blocks**2, axis=2) + np.sum(cross**2, axis=2)
+        return np.asarray(np.sqrt(self.flat(own, np.sum(corner**2, axis=1))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,60 +452,18 @@ class TransposedFactor:
         return factor.flat(above, factor.corner.T @ rest - own.reshape(-1) @ cross)
 
 
-@dataclass(frozen=True, eq=False)
-class ArrowCovariance:
-    """The blocks of levels and of the border of a covariance matrix; no others are formed."""
-
-    big: np.ndarray
-    border: np.ndarray
-    blocks: np.ndarray
-    corner: np.ndarray
-
-    @classmethod
-    def of_variances(cls, variance: np.ndarray, big: np.ndarray, border: np.ndarray) -> Covariance:
-        """Return a diagonal covariance matrix."""
-        blocks = variance[big][..., None] * np.eye(big.shape[1])
-        return cls(big, border, blocks, np.diag(variance[border]))
-
-    def diagonal(self) -> np.ndarray:
-        """Variances, in the order of the flat vector."""
-        own = np.diagonal(self.blocks, axis1=1, axis2=2)
-        return np.asarray(flat_vector(self.big, self.border, own, np.diag(self.corner)))
-
-    def extended(self, border: np.ndarray, variance: np.ndarray) -> ArrowCovariance:
-        """Append uncorrelated entries with these variances to the border."""
-        size = len(self.border)
-        corner = np.diag(np.concatenate([np.zeros(size), variance]))
-        corner[:size, :size] = self.corner
-        return replace(self, border=border, corner=corner)
-
-    def sum_over_levels(self, where: np.ndarray) -> np.ndarray:
-        """Sum over the levels of the covariances of their effects; `where` (effects, levels)."""
-        slots = [np.flatnonzero(self.big[0] == line[0]) for line in where]
-        if all(map(len, slots)):
-            at = np.concatenate(slots)
-            return np.asarray(self.blocks[:, at[:, None], at].sum(axis=0))
-        at = np.searchsorted(self.border, where)
-        return np.asarray(self.corner[at[:, None, :], at[None, :, :]].sum(axis=-1))
-
-
 Symmetric: TypeAlias = np.ndarray | ArrowMatrix
 Factor: TypeAlias = np.ndarray | ArrowFactor
-Covariance: TypeAlias = np.ndarray | ArrowCovariance
 
 
-def diagonal(matrix: Symmetric | Covariance) -> np.ndarray:
+def diagonal(matrix: Symmetric) -> np.ndarray:
     """Return the diagonal of a dense or arrow matrix."""
-    return np.diag(matrix) if isinstance(matrix, np.ndarray) else matrix.diagonal()
+    return ArrowMatrix.of(matrix).diagonal()
 
 
-def all_finite(matrix: Symmetric) -> bool:
-    """Whether all entries are finite."""
-    if isinstance(matrix, ArrowMatrix):
-        parts = [np.asarray(part) for part in (matrix.blocks, matrix.cross, matrix.corner)]
-    else:
-        parts = [matrix]
-    return all(bool(np.all(np.isfinite(part))) for part in parts)
+def plus(first: Symmetric, second: Symmetric) -> Symmetric:
+    """Add two matrices, which are both dense or both arrows."""
+    return (ArrowMatrix.of(first) + ArrowMatrix.of(second)).plain
 
 
 # Factoring --------------------------------------------------------------------------------
@@ -456,8 +479,8 @@ class ArrowCholesky:
         K^-1 of each level, (levels, effects, effects).
     half
         K^-1 C' of each level, (levels, effects, border).
-    lower
-        R.
+    corner
+        R, or R' and False, as `scipy.linalg.cho_solve` takes it.
     mended
         Whether the matrix had to be made positive definite.
     """
@@ -466,35 +489,39 @@ class ArrowCholesky:
     border: np.ndarray
     inverse: np.ndarray
     half: np.ndarray
-    lower: np.ndarray
+    corner: tuple[np.ndarray, bool]
     mended: bool = False
 
     @classmethod
     def of(cls, matrix: ArrowMatrix) -> ArrowCholesky:
         """Factor `matrix`; raise LinAlgError if it is not positive definite."""
-        if not np.all(np.isfinite(matrix.blocks)):
+        if not matrix.finite:
             raise np.linalg.LinAlgError("the matrix is not finite")
         inverse, half, rest = _eliminated(matrix, np.asarray(matrix.blocks))
-        return cls(*_places(matrix), inverse, half, cholesky(rest, lower=True))
+        return cls(*_places(matrix), inverse, half, (np.linalg.cholesky(rest), True))
 
     @classmethod
     def mending(cls, matrix: ArrowMatrix, least: float = 0.0) -> ArrowCholesky:
         """Factor `matrix`, mended if it is not positive definite.
 
-        Entries of the border are decoupled; if that is not enough, eigenvalues are made positive.
+        Far from the mode the log-posterior of a family with a scale is not concave, since the scale
+        there makes up for what the coefficients do not explain. Such entries of the border are
+        decoupled from the others: coefficients then move as at a fixed scale, whatever the units of
+        columns and outcomes. If that is not enough, curvatures are absolute.
         """
         try:
-            return cls.of(matrix)
+            inverse, half, rest = _eliminated(matrix, np.asarray(matrix.blocks))
+            return cls(*_places(matrix), inverse, half, cho_factor(rest))
         except np.linalg.LinAlgError:
             decoupled = cls._decoupling(matrix)
             if decoupled is not None:
                 return decoupled
-            values, vectors = np.linalg.eigh(np.asarray(matrix.blocks))
-            blocks = (vectors * _raised(values, least)[:, None, :]) @ vectors.swapaxes(1, 2)
+            blocks = np.asarray(matrix.blocks)
+            if matrix.levels:
+                blocks = _absolute(blocks, least)
             inverse, half, rest = _eliminated(matrix, blocks)
-            values, vectors = eigh(rest)
-            lower = cholesky((vectors * _raised(values, least)) @ vectors.T, lower=True)
-            return cls(*_places(matrix), inverse, half, lower, True)
+            corner = cho_factor(_absolute(rest, least), lower=True)
+            return cls(*_places(matrix), inverse, half, corner, True)
 
     @classmethod
     def _decoupling(cls, matrix: ArrowMatrix) -> ArrowCholesky | None:
@@ -507,34 +534,49 @@ class ArrowCholesky:
         if decoupled is None:
             return None
         half[..., list(decoupled.entries)] = 0.0
-        return cls(*_places(matrix), inverse, half, decoupled.lower, True)
+        return cls(*_places(matrix), inverse, half, (decoupled.lower, True), True)
 
     @property
     def half_log_det(self) -> float:
         """Half the logarithm of the determinant."""
         of_blocks = -np.log(np.diagonal(self.inverse, axis1=1, axis2=2)).sum()
-        return float(of_blocks + np.log(np.diag(self.lower)).sum())
+        return float(of_blocks + np.log(np.diag(self.corner[0])).sum())
 
     def half_solve(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Inverse of the factor times a flat vector, as the parts of the levels and the border."""
-        own = (self.inverse @ vector[self.big][..., None])[..., 0]
-        across = own.reshape(-1) @ _as_matrix(self.half)
-        return own, solve_triangular(self.lower, vector[self.border] - across, lower=True)
+        own, right = self._above(vector)
+        R, lower = self.corner
+        return own, solve_triangular(R, right, lower=lower, trans=0 if lower else 1)
 
-    def solve(self, vector: np.ndarray) -> np.ndarray:
-        """P^-1 times a flat vector."""
-        own, rest = self.half_solve(vector)
-        rest = solve_triangular(self.lower, rest, lower=True, trans=1)
+    def solve(self, vector: np.ndarray, border: np.ndarray | None = None) -> np.ndarray:
+        """P^-1 times a flat vector; `border` is the block of the border in P^-1, if known."""
+        own, right = self._above(vector)
+        rest = cho_solve(self.corner, right) if border is None else border @ right
         across = (_as_matrix(self.half) @ rest).reshape(own.shape)
         above = (self.inverse.swapaxes(1, 2) @ (own - across)[..., None])[..., 0]
         return np.asarray(flat_vector(self.big, self.border, above, rest))
 
+    def _above(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Eliminate the levels: K^-1 times their part of a vector, and what is left of the rest."""
+        own = (self.inverse @ vector[self.big][..., None])[..., 0]
+        return own, vector[self.border] - own.reshape(-1) @ _as_matrix(self.half)
+
+    def covariance(self) -> ArrowMatrix:
+        """P^-1, but for entries across, which are not formed."""
+        corner = np.asarray(cho_solve(self.corner, np.eye(len(self.border))))
+        transposed = self.inverse.swapaxes(1, 2)
+        across = transposed @ self.half  # D^-1 C'
+        blocks = transposed @ self.inverse + across @ corner @ across.swapaxes(1, 2)
+        return ArrowMatrix(self.big, self.border, blocks, _no_cross(self.big, self.border), corner)
+
     def factor(self) -> ArrowFactor:
         """Return the whitening factor F."""
-        flat = _as_matrix(self.half)
-        between = solve_triangular(self.lower, flat.T, lower=True).T.reshape(self.half.shape)
+        R, lower = self.corner
+        trans = 0 if lower else 1
+        flat, unit = _as_matrix(self.half), np.eye(len(R))
+        between = solve_triangular(R, flat.T, lower=lower, trans=trans).T.reshape(self.half.shape)
         blocks = self.inverse.swapaxes(1, 2)
-        corner = solve_triangular(self.lower, np.eye(len(self.lower)), lower=True).T
+        corner = solve_triangular(R, unit, lower=lower, trans=trans).T
         return ArrowFactor(self.big, self.border, blocks, blocks @ between, corner)
 
 
@@ -542,18 +584,26 @@ def _places(matrix: ArrowMatrix) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(matrix.big), np.asarray(matrix.border)
 
 
+def _dense_parts(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return all parts of a dense matrix as an arrow but for its corner."""
+    blocks, cross = np.zeros((0, 1, 1)), np.zeros((0, 1, size))
+    return np.zeros((0, 1), int), np.arange(size), blocks, cross
+
+
 def _eliminated(matrix: ArrowMatrix, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     """K^-1, K^-1 C' and the Schur complement of the border, for these blocks K K'."""
     inverse = np.linalg.inv(np.linalg.cholesky(blocks))
     half = inverse @ matrix.cross
-    flat = _as_matrix(half)
-    return inverse, half, np.asarray(matrix.corner - flat.T @ flat)
+    flat, corner = _as_matrix(half), np.asarray(matrix.corner)
+    return inverse, half, corner - flat.T @ flat if matrix.levels else corner
 
 
-def _raised(values: np.ndarray, least: float) -> np.ndarray:
-    """Absolute eigenvalues, bounded away from zero."""
+def _absolute(matrices: np.ndarray, least: float) -> np.ndarray:
+    """Return symmetric matrices with absolute eigenvalues, bounded away from zero."""
+    values, vectors = np.linalg.eigh(matrices)
     size = np.abs(values)
-    return np.asarray(np.maximum(size, max(least, 1e-8 * float(size.max()))))
+    floor = max(least, 1e-8 * float(size.max()), np.finfo(np.float64).tiny)
+    return np.asarray((vectors * np.maximum(size, floor)[..., None, :]) @ vectors.swapaxes(-1, -2))
 
 
 # Assembling -------------------------------------------------------------------------------
@@ -575,8 +625,13 @@ def _as_matrix(cross: Array) -> Array:
     return cross.reshape(-1, cross.shape[-1])
 
 
+def _no_cross(big: Array, border: Array) -> np.ndarray:
+    """Return entries across that are all zero: a broadcast zero, which takes no memory."""
+    return np.broadcast_to(0.0, (*big.shape, len(border)))
+
+
 def _is_broadcast_zero(cross: Array) -> bool:
-    """Whether `cross` is a single broadcast zero, as `ArrowMatrix.zeros` makes it."""
+    """Whether `cross` is a single broadcast zero."""
     return isinstance(cross, np.ndarray) and not any(cross.strides) and cross.size > 1
 
 

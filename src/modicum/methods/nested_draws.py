@@ -96,7 +96,8 @@ class Pooled:
         _, slope, curved = folded_prior(target, anchor.point, smooth=True)
         gradient = anchor.A + slope
         hessian = _arrow(anchor.dense_hessian + np.asarray(curved), layout)
-        variance, explicit = np.diag(anchor.sd**2), {term for term, _ in pooled}
+        explicit = {term for term, _ in pooled}
+        variance = ArrowMatrix.of_diagonal(anchor.sd**2, layout.big, layout.border)
         exact, numbers = target.exact_prior
         for term, of_term in zip(exact.terms, numbers, strict=True):
             if term.smooth or term in explicit:

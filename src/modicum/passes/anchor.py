@@ -100,11 +100,7 @@ class Anchor:
     @property
     def sd(self) -> np.ndarray:
         """Posterior standard deviations of the Laplace approximation."""
-        if isinstance(self.factor, ArrowFactor):
-            return self.factor.sd
-        if self.factor.ndim == 1:
-            return self.factor
-        return np.asarray(np.sqrt(np.sum(self.factor**2, axis=1)))
+        return ArrowFactor.of(self.factor).sd
 
     @property
     def dense_factor(self) -> np.ndarray:
@@ -154,11 +150,7 @@ class Anchor:
 
         Its column is the sum of the effects' columns, and so is its row of the Hessian.
         """
-        if isinstance(self.B, ArrowMatrix):
-            total, off = _border_distances(self.B, of_term)
-        else:
-            total = self.B[:, of_term].sum(axis=1)
-            off = np.abs(self.B - total[:, None]).max(axis=0)
+        total, off = _border_distances(ArrowMatrix.of(self.B), of_term)
         if not np.any(total):
             return None
         off[effects] = np.inf
@@ -193,10 +185,9 @@ class Anchor:
 
     def whiten(self, t: np.ndarray) -> np.ndarray:
         """Return the coordinates z of `t`, of shape (..., d)."""
-        if isinstance(self.factor, ArrowFactor):
-            lines = np.reshape(t - self.point, (-1, len(self.point)))
-            return np.stack([self.factor.whitened(line) for line in lines]).reshape(t.shape)
-        return np.asarray(np.linalg.solve(self.factor, (t - self.point).T).T)
+        away = t - self.point
+        lines = ArrowFactor.of(self.factor).lines_whitened(away.reshape(-1, len(self.point)))
+        return lines.reshape(away.shape)
 
 
 def _to_arrays(name: str, matrix: Symmetric | Factor) -> dict[str, np.ndarray]:
@@ -219,7 +210,7 @@ def _border_distances(B: ArrowMatrix, of_term: np.ndarray) -> tuple[np.ndarray, 
     hot[of_term] = 1
     total = np.asarray(B @ hot)
     off = np.full(B.size, np.inf)
-    of_levels = np.abs(np.asarray(B.cross) - total[B.big][..., None]).max(axis=(0, 1))
+    of_levels = np.abs(np.asarray(B.cross) - total[B.big][..., None]).max(axis=(0, 1), initial=0.0)
     of_border = np.abs(np.asarray(B.corner) - total[B.border][:, None]).max(axis=0)
     off[B.border] = np.maximum(of_levels, of_border)
     return total, off
@@ -275,10 +266,8 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     seem uninformative. Only the cause is reported.
     """
     # Effects cannot be too far from their prior, since its scale is sampled.
-    if isinstance(anchor.factor, ArrowFactor):
-        factor, places = np.asarray(anchor.factor.corner), np.asarray(anchor.factor.border)
-    else:
-        factor, places = anchor.factor, np.arange(len(anchor.point))
+    whole = ArrowFactor.of(anchor.factor)
+    factor, places = np.asarray(whole.corner), np.asarray(whole.border)
     distances = sums.target.prior_distances(anchor.point, places)
     if distances is None:
         return anchor.notes
@@ -358,7 +347,7 @@ def _from_curvature(
         )
     notes.extend(_prior_decides(at, names, sums))
     if sums.target.exact_prior is not None:
-        V = factor.covariance if isinstance(factor, ArrowFactor) else factor @ factor.T
+        V = ArrowFactor.of(factor).covariance
         notes.extend(group_notes(sums.target, at.point, V, names))
     return Anchor(at.point, at.C, at.A, at.B, factor, record, notes)
 
@@ -421,14 +410,11 @@ def _compared(
     Entries with a flat prior, or one meant to decide where the data are silent (a horseshoe), are
     not compared: a Schur complement marginalises them out of the data's information.
     """
-    places = np.arange(len(at.point))
-    left_out = target.not_compared | (-diagonal(at.prior_hessian) <= 0)
-    if isinstance(at.B, ArrowMatrix):
-        information, prior, places = _border_information(at)
-        left_out = left_out[places]
-    else:
-        assert isinstance(at.prior_hessian, np.ndarray)
-        information, prior = -at.B, -at.prior_hessian
+    B, prior_hessian = ArrowMatrix.of(at.B), ArrowMatrix.of(at.prior_hessian)
+    places = np.asarray(B.border)  # effects are marginalised, as data and prior know them
+    information = (-replace(B, blocks=B.blocks + prior_hessian.blocks)).border_alone()
+    information, prior = (information + information.T) / 2, -np.asarray(prior_hessian.corner)
+    left_out = (target.not_compared | (-prior_hessian.diagonal() <= 0))[places]
     if not left_out.any():
         return information, prior, names, places
     own = np.flatnonzero(~left_out)
@@ -438,16 +424,6 @@ def _compared(
     explained = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
     information = total[np.ix_(own, own)] - explained
     return (information + information.T) / 2, prior[np.ix_(own, own)], kept_names, places[own]
-
-
-def _border_information(at: Curvature) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the information of data and prior about the border, with effects marginalised."""
-    B, prior = at.B, at.prior_hessian
-    assert isinstance(B, ArrowMatrix)
-    assert isinstance(prior, ArrowMatrix)
-    levels_known_by_both = replace(B, blocks=B.blocks + prior.blocks)
-    information = (-levels_known_by_both).border_alone()
-    return (information + information.T) / 2, -np.asarray(prior.corner), np.asarray(B.border)
 
 
 def _prior_decides_own_model(

@@ -8,18 +8,16 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
+from scipy.linalg import cholesky, eigh, solve_triangular
 
 from modicum.arrays import expansion
 from modicum.linalg.arrow import (
     ArrowCholesky,
     ArrowLayout,
     ArrowMatrix,
-    Covariance,
-    Decoupled,
     Factor,
     Symmetric,
-    all_finite,
+    plus,
 )
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.priors.exact import ExactPrior, Numbers
@@ -87,8 +85,8 @@ def _folded_arrow(
 ) -> tuple[float, np.ndarray, ArrowMatrix]:
     """Like `folded_prior`, if a factor has many effects, whose own prior is not quadratic."""
     value, gradient, corner = _folded_border(target, layout, t, smooth)
-    hessian = ArrowMatrix.zeros(layout.big, layout.border)
     full_gradient = np.zeros(len(t))
+    hessian = ArrowMatrix.of_diagonal(full_gradient, layout.big, layout.border)
     full_gradient[layout.border] = np.asarray(gradient)
     return float(value), full_gradient, replace(hessian, corner=np.asarray(corner))
 
@@ -125,7 +123,7 @@ class StandInPrior:
     target: Target
     mean: np.ndarray
     precision: Symmetric
-    covariance: Covariance | None = None  # of the posterior with this prior, if known
+    covariance: ArrowMatrix | None = None  # of the posterior with this prior, if known
 
     def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
         """Return value, gradient and Hessian at `t`."""
@@ -142,20 +140,10 @@ def flat_prior(target: Target) -> StandInPrior | None:
     """Return a flat stand-in prior to start with; None if the prior needs no stand-in."""
     if target.exact_prior is None or all(target.exact_prior[0].smooth):
         return None
-    if target.arrow is not None:
-        none: Symmetric = ArrowMatrix.zeros(target.arrow.big, target.arrow.border)
-    else:
-        none = np.zeros((target.size, target.size))
-    return StandInPrior(target, np.zeros(target.size), none)
-
-
-def plus(first: Symmetric, second: Symmetric) -> Symmetric:
-    """Add two matrices, which are both dense or both arrows."""
-    if isinstance(first, ArrowMatrix):
-        assert isinstance(second, ArrowMatrix)
-        return first + second
-    assert isinstance(second, np.ndarray)
-    return first + second
+    mean, layout = np.zeros(target.size), target.arrow
+    if layout is None:
+        return StandInPrior(target, mean, np.zeros((target.size, target.size)))
+    return StandInPrior(target, mean, ArrowMatrix.of_diagonal(mean, layout.big, layout.border))
 
 
 @dataclass(frozen=True)
@@ -196,7 +184,8 @@ class Curvature:
     def finite(self) -> bool:
         """Whether the log-posterior and its derivatives are finite."""
         parts = (self.log_posterior, self.gradient)
-        return all(bool(np.all(np.isfinite(part))) for part in parts) and all_finite(self.precision)
+        known = all(bool(np.all(np.isfinite(part))) for part in parts)
+        return known and ArrowMatrix.of(self.precision).finite
 
     def newton_step(self, damping: float = 0.0) -> np.ndarray:
         """Return a step towards the mode, uphill even if the Hessian is not negative definite.
@@ -211,15 +200,14 @@ class Curvature:
     @cached_property
     def _prior_unit(self) -> Symmetric:
         """The prior's precision, which is not diagonal if the intercept is centred."""
-        precision = -self.prior_hessian
-        if isinstance(precision, ArrowMatrix):
-            return _positive_diagonal(precision)
+        precision = ArrowMatrix.of(-self.prior_hessian)
         try:
-            cholesky(precision)
-        except (np.linalg.LinAlgError, ValueError):
+            ArrowCholesky.of(precision)
+        except np.linalg.LinAlgError:
             # flat or not concave somewhere: use the diagonal, with entries of at least 0.01
-            return np.diag(np.maximum(np.abs(np.diag(precision)), 0.01))
-        return precision
+            least = np.maximum(np.abs(precision.diagonal()), 0.01)
+            return precision.diagonal_like(least).plain
+        return precision.plain
 
     @cached_property
     def gradient_norm(self) -> float:
@@ -237,45 +225,17 @@ def curvature(
 
 
 def solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:
-    """Return Newton's step, or a step uphill if the precision is not positive definite.
-
-    The log-posterior of a family with a scale is not concave far from the mode, since the scale
-    there makes up for what the coefficients do not explain. Such parameters are decoupled from
-    the others: coefficients then move as at a fixed scale, whatever the units of columns and
-    outcomes. If that is not enough, the step has absolute curvatures.
-    """
-    if isinstance(precision, ArrowMatrix):
-        return ArrowCholesky.mending(precision).solve(gradient)
-    try:
-        return np.asarray(cho_solve(cho_factor(precision), gradient))
-    except np.linalg.LinAlgError:
-        decoupled = Decoupled.of(precision)
-    if decoupled is not None:
-        return np.asarray(cho_solve((decoupled.lower, True), gradient))
-    values, vectors = eigh(precision)
-    floor = max(1e-8 * np.abs(values).max(), np.finfo(np.float64).tiny)
-    return np.asarray(vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), floor)))
-
-
-def _positive_diagonal(matrix: ArrowMatrix) -> ArrowMatrix:
-    """Return the matrix; if not positive definite, its diagonal, with entries of at least 0.01."""
-    try:
-        ArrowCholesky.of(matrix)
-    except np.linalg.LinAlgError:
-        positive = ArrowMatrix.zeros(np.asarray(matrix.big), np.asarray(matrix.border))
-        least = np.maximum(np.abs(matrix.diagonal()), 0.01)
-        effects = positive.big.shape[1]
-        blocks = least[positive.big][..., None] * np.eye(effects)
-        return replace(positive, blocks=blocks, corner=np.diag(least[positive.border]))
-    return matrix
+    """Return Newton's step, or a step uphill if the precision is not positive definite."""
+    return ArrowCholesky.mending(ArrowMatrix.of(precision)).solve(gradient)
 
 
 def whitening(precision: Symmetric) -> tuple[Factor, bool]:
     """Return L with L L' the inverse of `precision`, and whether `precision` had to be repaired."""
-    if isinstance(precision, ArrowMatrix):
-        factored = ArrowCholesky.mending(precision)
-        return factored.factor(), factored.mended
-    return whitening_factor(precision)
+    matrix = ArrowMatrix.of(precision)
+    if not matrix.levels:
+        return whitening_factor(np.asarray(matrix.corner))
+    factored = ArrowCholesky.mending(matrix)
+    return factored.factor(), factored.mended
 
 
 def whitening_factor(precision: np.ndarray, least: float = 0.0) -> tuple[np.ndarray, bool]:

@@ -10,18 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from modicum.errors import ModicumWarning
-from modicum.linalg.arrow import (
-    ArrowCholesky,
-    ArrowCovariance,
-    ArrowMatrix,
-    Covariance,
-    Decoupled,
-    Symmetric,
-    diagonal,
-)
+from modicum.linalg.arrow import ArrowCholesky, ArrowMatrix, diagonal, plus
 from modicum.models import Target
 from modicum.models.priors.exact import Effects
 from modicum.passes.curvature import (
@@ -29,8 +20,6 @@ from modicum.passes.curvature import (
     StandInPrior,
     exact_log_priors,
     folded_prior,
-    plus,
-    whitening_factor,
 )
 from modicum.passes.no_mode import parameter_name
 from modicum.runtime import one_blas_thread
@@ -100,79 +89,30 @@ def _settled(
     t, information = at.point.copy(), -plus(at.B, bent)
     V = None if before is None else before.covariance
     if V is None:
-        V = _covariance_like(1 / np.maximum(diagonal(information), LEAST_INFORMATION), at.B)
+        like = ArrowMatrix.of(information)
+        V = like.diagonal_like(1 / np.maximum(like.diagonal(), LEAST_INFORMATION))
     mean, precision = exact.normal_approximation(t, V, numbers)
     for _ in range(MAX_SETTLING):
         pull = (at.A + slope - precision @ (at.point - mean))[:size]
-        V, towards = _normal(information, precision, pull, V, size)
+        factored = ArrowCholesky.mending(ArrowMatrix.of(plus(information, precision)).leading(size))
+        V = factored.covariance().extended(V.border, V.diagonal()[size:])
+        towards = factored.solve(pull, np.asarray(V.leading(size).corner))
         last = t
         t = np.concatenate([at.point[:size] + towards, t[size:]])
         t = exact.settle(t, V, numbers)
         mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
-        if np.all(np.abs(t - last) < SETTLED * np.sqrt(diagonal(V))):
+        if np.all(np.abs(t - last) < SETTLED * np.sqrt(V.diagonal())):
             break
     if longest is not None:
         t[size:] = at.point[size:] + np.clip(t[size:] - at.point[size:], -longest, longest)
     mean, precision = exact.normal_approximation(t, V, numbers)
-    V = _with_variances(V, 1 / diagonal(precision)[size:])
+    V = V.leading(size).extended(V.border, 1 / diagonal(precision)[size:])
     # The pass was made at `at.point`: only the hyperparameters move.
     moved = np.concatenate([at.point[:size], t[size:]])
     prior = StandInPrior(target, mean, precision, V)
     value, gradient, hessian = prior.expanded(moved)
     at = replace(at, point=moved, log_prior=value, prior_gradient=gradient, prior_hessian=hessian)
     return at, prior
-
-
-def _normal(
-    information: Symmetric, precision: Symmetric, pull: np.ndarray, V: Covariance, size: int
-) -> tuple[Covariance, np.ndarray]:
-    """Update V with the posterior covariance of the first `size` entries.
-
-    That is the inverse of information (data) plus precision (prior). Return V and its product with
-    `pull`.
-    """
-    if isinstance(information, ArrowMatrix):
-        assert isinstance(precision, ArrowMatrix)
-        factored = ArrowCholesky.mending((information + precision).leading(size))
-        covariance = factored.factor().covariance
-        border = np.asarray(information.border)
-        own = diagonal(V)[border[len(covariance.border) :]]
-        return covariance.extended(border, own), factored.solve(pull)
-    assert isinstance(precision, np.ndarray)
-    assert isinstance(V, np.ndarray)
-    V[:size, :size] = _inverse(information[:size, :size] + precision[:size, :size])
-    return V, V[:size, :size] @ pull
-
-
-def _covariance_like(variance: np.ndarray, matrix: Symmetric) -> Covariance:
-    """Return a diagonal covariance, dense or an arrow like `matrix`."""
-    if isinstance(matrix, ArrowMatrix):
-        places = np.asarray(matrix.big), np.asarray(matrix.border)
-        return ArrowCovariance.of_variances(variance, *places)
-    return np.diag(variance)
-
-
-def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
-    """Replace the variances of the last entries, which are independent of all others."""
-    size = len(diagonal(V)) - len(variance)
-    if isinstance(V, ArrowCovariance):
-        width = int(np.searchsorted(V.border, size))
-        first = replace(V, border=V.border[:width], corner=V.corner[:width, :width])
-        return first.extended(V.border, variance)
-    V[size:, size:] = np.diag(variance)
-    return V
-
-
-def _inverse(precision: np.ndarray) -> np.ndarray:
-    unit = np.eye(len(precision))
-    try:
-        return np.asarray(cho_solve(cho_factor(precision), unit))
-    except np.linalg.LinAlgError:  # far from the mode, or entries of which nothing is known
-        decoupled = Decoupled.of(precision)
-    if decoupled is not None:
-        return np.asarray(cho_solve((decoupled.lower, True), unit))
-    factor, _ = whitening_factor(precision)
-    return np.asarray(factor @ factor.T)
 
 
 GRID = np.linspace(-8.0, 6.0, 22)  # in units of the widths by EM, which are too narrow near zero
@@ -196,17 +136,9 @@ def with_scale_widths(at: Curvature, target: Target) -> Curvature:
     with one_blas_thread.for_small(len(at.point)):
         for place in places:
             square = _mean_square(at, target, place, GRID / np.sqrt(-diagonal(hessian)[place]))
-            hessian = _with_entry(hessian, place, -1 / min(max(square, 1e-6), WIDEST**2))
+            width = -1 / min(max(square, 1e-6), WIDEST**2)
+            hessian = ArrowMatrix.of(hessian).with_entry(place, width).plain
     return replace(at, prior_hessian=hessian)
-
-
-def _with_entry(matrix: Symmetric, place: int, value: float) -> Symmetric:
-    """Return the matrix with one diagonal entry replaced."""
-    if isinstance(matrix, ArrowMatrix):
-        return matrix.with_entry(place, value)
-    changed = matrix.copy()
-    changed[place, place] = value
-    return changed
 
 
 def _mean_square(at: Curvature, target: Target, place: int, grid: np.ndarray) -> float:
@@ -236,42 +168,26 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     exact, numbers = target.exact_prior
     likelihood_size = target.likelihood.size
     _, slope, bent = folded_prior(target, at.point, smooth=True)
-    information, none = -plus(at.B, bent), _covariance_like(np.zeros(len(at.point)), at.B)
+    information = -plus(at.B, bent)
+    none = ArrowMatrix.of(at.B).diagonal_like(np.zeros(len(at.point)))
     logs = exact_log_priors(target, points)
     for k, t in enumerate(points):
         mean, precision = exact.normal_approximation(t, none, numbers, hyperparameters=False)
         pull = (at.A + slope - precision @ (t - mean))[:likelihood_size]
         try:
-            square, half_log_det = _integral(information, precision, pull)
+            # the integral of exp(pull'x - x'Px / 2), with P of the likelihood's parameters
+            P = ArrowMatrix.of(plus(information, precision)).leading(likelihood_size)
+            factored = ArrowCholesky.of(P)
         except np.linalg.LinAlgError:  # not concave with a prior this wide: no such integral
             logs[k] = -np.inf
             continue
-        logs[k] += square / 2
-        logs[k] -= half_log_det
+        logs[k] += sum(float(np.sum(part**2)) for part in factored.half_solve(pull)) / 2
+        logs[k] -= factored.half_log_det
     return logs
 
 
-def _integral(
-    information: Symmetric, precision: Symmetric, pull: np.ndarray
-) -> tuple[float, float]:
-    """Return pull' P^-1 pull and log det P / 2, which give the integral of exp(pull'x - x'Px / 2).
-
-    P is information plus precision, in the leading entries that `pull` has.
-    """
-    size = len(pull)
-    if isinstance(information, ArrowMatrix):
-        assert isinstance(precision, ArrowMatrix)
-        factored = ArrowCholesky.of((information + precision).leading(size))
-        parts = factored.half_solve(pull)
-        return sum(float(np.sum(part**2)) for part in parts), factored.half_log_det
-    assert isinstance(precision, np.ndarray)
-    lower = np.linalg.cholesky(information[:size, :size] + precision[:size, :size])
-    square = float(np.sum(solve_triangular(lower, pull, lower=True) ** 2))
-    return square, float(np.sum(np.log(np.diag(lower))))
-
-
 def group_notes(
-    target: Target, point: np.ndarray, covariance: Covariance, names: tuple[str, ...]
+    target: Target, point: np.ndarray, covariance: ArrowMatrix, names: tuple[str, ...]
 ) -> list[ModicumWarning]:
     """Warn about standard deviations of groups that the data hardly inform."""
     assert target.exact_prior is not None

@@ -249,11 +249,12 @@ def _held_back(at: Curvature, step: np.ndarray, origin: np.ndarray) -> np.ndarra
     out = at.point - origin
     is_out = np.abs(out) > ROUNDING * (np.abs(at.point) + np.abs(origin))
     past = is_out & (out * (out + step) < 0)
-    if isinstance(at.precision, ArrowMatrix) or not np.any(past) or np.all(past):
+    precision = ArrowMatrix.of(at.precision)
+    if precision.levels or not np.any(past) or np.all(past):
         return None
     back, free = np.where(past, origin - at.point, 0.0), ~past
-    pull = (at.gradient - at.precision @ back)[free]
-    back[free] = solve_uphill(at.precision[np.ix_(free, free)], pull)
+    pull = (at.gradient - precision @ back)[free]
+    back[free] = solve_uphill(np.asarray(precision.corner)[np.ix_(free, free)], pull)
     return back
 
 
@@ -268,10 +269,11 @@ def _last_digits(at: Curvature) -> float:
     A mode cannot be located more precisely. This matters if an outcome, and with it the intercept,
     is far from zero: the log-posterior then has errors of that size.
     """
-    if isinstance(at.precision, ArrowMatrix):
+    precision = ArrowMatrix.of(at.precision)
+    if precision.levels:
         return 0.0
     digits = np.finfo(float).eps * np.abs(at.point)
-    return DIGITS * float(np.sqrt(max(digits @ np.abs(at.precision) @ digits, 0.0)))
+    return DIGITS * float(np.sqrt(max(digits @ np.abs(precision.corner) @ digits, 0.0)))
 
 
 def _quasi_newton(sums: Sums, start: np.ndarray, purpose: str) -> np.ndarray:

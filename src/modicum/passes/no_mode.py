@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import ConvergenceError, NoNoiseError
-from modicum.linalg.arrow import ArrowCholesky, ArrowMatrix, all_finite, diagonal
+from modicum.linalg.arrow import ArrowCholesky, ArrowMatrix, diagonal
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.families.real import ScaleFamily
 from modicum.models.model import Batch
@@ -96,7 +96,7 @@ def why_not_finite(sums: Sums, at: Curvature) -> str:
     if not np.all(np.isfinite(at.A)):
         fault = first_bad_row(sums, at.point, of_gradient=True)
         return f"the gradient of the log-likelihood {fault} is not finite {where}; {_remedy(own)}."
-    part = "likelihood" if not all_finite(at.B) else "prior"
+    part = "likelihood" if not ArrowMatrix.of(at.B).finite else "prior"
     smooth = (
         "functions with a kink, such as abs(t) ** 1.5 or sqrt(t) at 0, have none: use a smooth "
         "function, or start elsewhere (`init`)"
@@ -145,9 +145,7 @@ def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
 
 def _is_concave(at: Curvature) -> bool:
     """Whether the precision is positive definite."""
-    if isinstance(at.precision, ArrowMatrix):
-        return not ArrowCholesky.mending(at.precision).mended
-    return bool(np.linalg.eigvalsh(at.precision)[0] > 0)
+    return not ArrowCholesky.mending(ArrowMatrix.of(at.precision)).mended
 
 
 def _remedy(own: bool) -> str:
@@ -265,7 +263,7 @@ def _endless(sums: Sums, at: Curvature, flat: np.ndarray, names: tuple[str, ...]
     sd = np.sqrt(np.diag(covariance))
     ends = np.flatnonzero(flat[places])
     ends = ends[np.argsort(-sd[ends] * _sizes(sums)[places][ends])][:LOOKED_AT]
-    steps = FAR_OUT * _columns(at, covariance, places[ends]) / sd[ends][:, None]
+    steps = FAR_OUT * _columns(at, places[ends]) / sd[ends][:, None]
     values = sums.values(np.concatenate([at.point + steps, at.point - steps]), "separation")
     least = at.C - values.reshape(2, -1).max(axis=0)
     worst = int(np.argmin(least))
@@ -275,16 +273,14 @@ def _endless(sums: Sums, at: Curvature, flat: np.ndarray, names: tuple[str, ...]
 
 def _information(at: Curvature) -> tuple[np.ndarray, np.ndarray]:
     """Return the precision and the indices of its entries; of the border alone for an arrow."""
-    if isinstance(at.precision, ArrowMatrix):
-        return at.precision.border_alone(), np.asarray(at.precision.border)
-    return at.precision, np.arange(len(at.point))
+    precision = ArrowMatrix.of(at.precision)
+    return precision.border_alone(), np.asarray(precision.border)
 
 
-def _columns(at: Curvature, covariance: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _columns(at: Curvature, ends: np.ndarray) -> np.ndarray:
     """Return the columns `ends` of the covariance of all parameters, as rows."""
-    if not isinstance(at.precision, ArrowMatrix):
-        return np.asarray(covariance[:, ends].T)
-    factored, hot = ArrowCholesky.mending(at.precision), np.zeros((len(ends), len(at.point)))
+    factored = ArrowCholesky.mending(ArrowMatrix.of(at.precision))
+    hot = np.zeros((len(ends), len(at.point)))
     hot[np.arange(len(ends)), ends] = 1
     return np.stack([factored.solve(line) for line in hot])
 

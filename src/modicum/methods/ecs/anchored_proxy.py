@@ -367,7 +367,7 @@ def _prior_slope(target: Target, anchor: Anchor) -> np.ndarray:
     point, L = anchor.point, anchor.factor
     if target.exact_prior is None:
         return prior_slope(target, point)[1]
-    V = L.covariance if isinstance(L, ArrowFactor) else L @ L.T
+    V = ArrowFactor.of(L).covariance
     exact, numbers = target.exact_prior
     mean, precision = exact.normal_approximation(point, V, numbers)
     return np.asarray(folded_prior(target, point, smooth=True)[1] - precision @ (point - mean))

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI, as_either, expansion, namespace
-from modicum.linalg.arrow import ArrowCovariance, ArrowMatrix, Covariance, Symmetric, diagonal
+from modicum.linalg.arrow import ArrowMatrix, Symmetric
 from modicum.models.covariances import correlation_factor, unnormalized_lkj
 from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
 from modicum.runtime import FASTEST_COMPILE, Array, jit
@@ -54,14 +54,14 @@ class ExactTerm(ABC):
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Log-density at t, including that of the hyperparameters."""
 
-    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers) -> np.ndarray:
         """Return t with the hyperparameters, if there are any, near their marginal mode."""
         del covariance, numbers
         return t
 
     @abstractmethod
     def normal_approximations(
-        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Return normals that approximate the term about t, with or without hyperparameters."""
 
@@ -96,7 +96,7 @@ class ExactPrior:
         return tuple(term.smooth for term in self.terms)
 
     def settle(
-        self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...]
+        self, t: np.ndarray, covariance: ArrowMatrix, numbers: tuple[Numbers, ...]
     ) -> np.ndarray:
         """Return t with all hyperparameters near their marginal mode."""
         for term, of_term in zip(self.terms, numbers, strict=True):
@@ -114,7 +114,7 @@ class ExactPrior:
     def normal_approximation(
         self,
         t: np.ndarray,
-        covariance: Covariance,
+        covariance: ArrowMatrix,
         numbers: tuple[Numbers, ...],
         hyperparameters: bool = True,
     ) -> tuple[np.ndarray, Symmetric]:
@@ -130,20 +130,11 @@ class ExactPrior:
             if not term.smooth
             for part in term.normal_approximations(t, covariance, own, hyperparameters)
         ]
-        if isinstance(covariance, ArrowCovariance):
-            arrow = ArrowMatrix.zeros(covariance.big, covariance.border)
-            for where, centre, inverse in parts:
-                mean[where] = centre
-                arrow.add_normal(where, inverse)
-            return mean, arrow
-        precision = np.zeros((len(t), len(t)))
+        precision = covariance.diagonal_like(np.zeros(len(t)))
         for where, centre, inverse in parts:
             mean[where] = centre
-            square = np.diag(inverse) if inverse.ndim == 1 else inverse
-            if where.ndim == 2:
-                square = np.kron(inverse, np.eye(where.shape[1]))
-            precision[np.ix_(where.ravel(), where.ravel())] += square
-        return mean, precision
+            precision.add_normal(where, inverse)
+        return mean, precision.plain
 
 
 @dataclass(frozen=True)
@@ -166,7 +157,7 @@ class Independent(ExactTerm):
         return jnp.sum(self.kind.density(value, *arguments))
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """EM's normal."""
         del hyperparameters  # there are none
@@ -174,7 +165,7 @@ class Independent(ExactTerm):
         arrays = [np.asarray(number) for number in numbers]
         names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
         mean = arrays[names.index("mean")]
-        square = (t[where] - mean) ** 2 + diagonal(covariance)[where]
+        square = (t[where] - mean) ** 2 + covariance.diagonal()[where]
         return [NormalApproximation(where, mean, self.kind.precision(square, *arrays))]
 
 
@@ -196,11 +187,11 @@ class SharedScale(ExactTerm):
         of_tau = HalfCauchy.density(tau, scale) + t[self.tau]
         return of_tau + jnp.sum(Horseshoe.density(t[np.array(self.where)], scale, *rest, tau))
 
-    def _squares(self, t: np.ndarray, covariance: Covariance) -> np.ndarray:
+    def _squares(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         where = np.array(self.where)
-        return np.asarray(t[where] ** 2 + diagonal(covariance)[where])
+        return np.asarray(t[where] ** 2 + covariance.diagonal()[where])
 
-    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers) -> np.ndarray:
         """Set tau to its most probable value, with squared coefficients at their second moments."""
         arguments = [np.asarray(number) for number in numbers]
         grid = np.log(arguments[0]) + GRID
@@ -210,7 +201,7 @@ class SharedScale(ExactTerm):
         return settled
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Normal coefficients given tau; for log tau, a normal with the curvature there."""
         arguments = [np.asarray(number) for number in numbers]
@@ -307,16 +298,13 @@ class Effects(ExactTerm):
 
     # The anchor -------------------------------------------------------------------------------
 
-    def _second_moments(self, t: np.ndarray, covariance: Covariance) -> tuple[np.ndarray, ...]:
+    def _second_moments(self, t: np.ndarray, covariance: ArrowMatrix) -> tuple[np.ndarray, ...]:
         """Sums over levels of u u' and of the effects' posterior covariances, (count, count)."""
         where = np.array(self.where).reshape(self.count, self.levels)
         u = t[where]
-        if isinstance(covariance, ArrowCovariance):
-            return u @ u.T, covariance.sum_over_levels(where)
-        V = covariance[where[:, None, :], where[None, :, :]].sum(axis=-1)
-        return u @ u.T, V
+        return u @ u.T, covariance.sum_over_levels(where)
 
-    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers) -> np.ndarray:
         """Set Sigma to the mode of E log p(u, Sigma); tau^2 = S / (L - 1) with a flat prior."""
         uu, V = self._second_moments(t, covariance)
         settled = t.copy()
@@ -327,7 +315,7 @@ class Effects(ExactTerm):
         return settled
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Normal effects given Sigma; for Sigma, the information with u integrated out."""
         places, where = self.hyperparameters, np.array(self.where)
@@ -350,9 +338,9 @@ class Effects(ExactTerm):
         precisions = np.maximum(np.diag(curvature) * max(share, LEAST_SHARE), LEAST_PRECISION)
         return [effects, NormalApproximation(places, t[places], precisions)]
 
-    def informed(self, t: np.ndarray, covariance: Covariance) -> np.ndarray:
+    def informed(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         """lambda of each effect: the share of its information that comes from data, in [0, 1]."""
-        variance = diagonal(covariance)[np.array(self.where)].reshape(self.count, self.levels)
+        variance = covariance.diagonal()[np.array(self.where)].reshape(self.count, self.levels)
         prior = np.exp(2 * t[np.array(self.sds)])[:, None]
         return np.asarray(np.clip(1 - variance / prior, 0.0, 1.0))
 
