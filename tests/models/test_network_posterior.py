@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.refusals import unwarned
 from helpers.targets import TIMES, quick
 from modicum.diagnostics import mcse
 
@@ -43,17 +42,8 @@ def predictions(post):
 
 
 def sampled(model, seed):
-    with unwarned():  # weights of a network never agree
-        return mo.sample(
-            model,
-            mo.Rows(x=X, y=Y),
-            method="nuts",
-            draws=1000,
-            tune=500,
-            chains=4,
-            random_seed=seed,
-            progressbar=False,
-        )
+    run = {"method": "nuts", "draws": 1000, "tune": 500, "chains": 4, "random_seed": seed}
+    return quick(model, mo.Rows(x=X, y=Y), **run)  # weights of a network never agree
 
 
 @pytest.mark.slow

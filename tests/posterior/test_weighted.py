@@ -9,7 +9,6 @@ from modicum.diagnostics import batch_means_variance, inefficiency, r_hat
 from modicum.posterior.weighted import (
     influence,
     kish_share,
-    weighted_covariance,
     weighted_ess,
     weighted_ess_tail,
     weighted_mcse,
@@ -26,23 +25,6 @@ def long():
     return truth.signed_chain((8, 50_000), seed=1)
 
 
-def test_mean_and_sd(long):
-    psi, sign = long
-    error = float(weighted_mcse(psi, sign))
-    assert abs(weighted_mean(psi, sign) - truth.MEAN) < 4 * error
-    assert np.sqrt(weighted_variance(psi, sign)) == pytest.approx(truth.SD, rel=0.02)
-    # negative control: the signs ignored
-    assert abs(psi.mean() - truth.MEAN) > 10 * error
-
-
-def test_quantiles(long):
-    psi, sign = long
-    levels = [0.05, 0.5, 0.95]
-    exact = np.array([truth.quantile(p) for p in levels])
-    np.testing.assert_allclose(weighted_quantile(psi, sign, levels), exact, atol=0.06)
-    assert np.all(np.abs(np.quantile(psi, levels) - exact) > 0.06)
-
-
 def test_quantiles_do_not_cross_where_signs_make_the_distribution_function_fall():
     psi, sign = truth.signed_chain((1, 60), seed=2)
     levels = np.linspace(0.01, 0.99, 99)
@@ -54,20 +36,6 @@ def test_quantiles_do_not_cross_where_signs_make_the_distribution_function_fall(
     # negative control: the last crossing of the raw sums differs from the first
     first = [psi[0][order][np.argmax(climb >= p)] for p in levels]
     assert np.any(np.asarray(first) != found)
-
-
-def test_equal_weights_change_nothing():
-    x = np.random.default_rng(3).normal(size=(2, 500, 3))
-    w = np.full((2, 500), 2.5)
-    np.testing.assert_allclose(weighted_mean(x, w), x.mean(axis=(0, 1)))
-    np.testing.assert_allclose(weighted_variance(x, w), x.var(axis=(0, 1)))
-    np.testing.assert_allclose(
-        weighted_quantile(x, w, [0.25, 0.5]),
-        np.quantile(x, [0.25, 0.5], axis=(0, 1), method="inverted_cdf"),
-    )
-    flat = x.reshape(-1, 3)
-    np.testing.assert_allclose(weighted_covariance(x, w), np.cov(flat, rowvar=False, bias=True))
-    assert kish_share(w) == pytest.approx(1)
 
 
 def test_error_matches_the_spread_of_replicates():
