@@ -12,6 +12,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from helpers.frames import frame_of
 from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, ingest
@@ -21,21 +22,9 @@ N = 5000
 SETTINGS = {"outcome": "y", "categorical": ["g"], "progressbar": False}
 
 
-def make_table(n=N, seed=0):
-    rng = np.random.default_rng(seed)
-    return pa.table(
-        {
-            "a": rng.standard_normal(n).round(6),
-            "g": rng.choice(["u", "v", "w"], n),
-            "k": rng.integers(0, 100, n),
-            "y": rng.integers(0, 2, n),
-        }
-    )
-
-
 @pytest.fixture(scope="module")
 def table():
-    return make_table()
+    return pa.Table.from_pandas(frame_of(N)[["a", "g", "k", "y"]], preserve_index=False)
 
 
 class OfSomeLibrary:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
+from helpers.frames import frame_of
 from helpers.refusals import refused
 from helpers.scripts import Script
 from modicum.rows import Rows, ingest
@@ -23,19 +24,6 @@ from modicum.rows.tables import FileSource, open_table
 
 N = 3000
 QUIET = {"outcome": "y", "progressbar": False}
-
-
-def frame_of(n=N, seed=1):
-    rng = np.random.default_rng(seed)
-    return pd.DataFrame(
-        {
-            "a": rng.normal(size=n).astype(np.float32),
-            "k": rng.integers(0, 9, n),
-            "g": rng.choice(["u", "v", "w"], n),
-            "year": np.sort(rng.integers(2020, 2023, n)),
-            "y": rng.integers(0, 2, n),
-        }
-    )
 
 
 @pytest.fixture(scope="module")

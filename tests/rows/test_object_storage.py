@@ -6,13 +6,13 @@ It is a folder of this machine that stands in for a bucket; connections break on
 import os
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
 import modicum as mo
+from helpers.frames import frame_of
 from helpers.refusals import refused
 from helpers.targets import quick, same_draws
 from modicum.rows import ingest, lake, object_storage, tables
@@ -23,15 +23,7 @@ N = 4000
 
 @pytest.fixture(scope="module")
 def table():
-    rng = np.random.default_rng(1)
-    return pd.DataFrame(
-        {
-            "a": rng.normal(size=N),
-            "b": rng.normal(size=N),
-            "g": rng.choice(["u", "v", "w"], N),
-            "y": rng.integers(0, 2, N),
-        }
-    )
+    return frame_of(N)[["a", "k", "g", "y"]]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +48,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(lake, "FIRST_PAUSE", 0.01)
 
 
-CHOICE = {"outcome": "y", "predictors": ["a", "b", "g", "month"], "progressbar": False}
+CHOICE = {"outcome": "y", "predictors": ["a", "k", "g", "month"], "progressbar": False}
 
 
 def expected(table):
