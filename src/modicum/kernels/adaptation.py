@@ -115,11 +115,7 @@ def start_adaptation(
     # The optimal step size for a standard normal scales like this.
     step_size = size**-0.25 if step_size is None else step_size
     averaging = DualAveraging.start(jnp.asarray(step_size))
-    mass = (
-        blackjax("adaptation.mass_matrix").mass_matrix_adaptation(not dense)[0](size)
-        if adapt_mass
-        else None
-    )
+    mass = _mass_adaptation(dense)[0](size) if adapt_mass else None
     unit = jnp.eye(size) if dense else jnp.ones(size)
     return Adaptation(jnp.asarray(step_size), unit, averaging, mass)
 
@@ -141,13 +137,12 @@ def adapt(
             log_step = jnp.minimum(averaging.log_step_size, jnp.log(longest))
             averaging = averaging._replace(log_step_size=log_step)
         if mass is not None:
-            _, collect, renew = blackjax("adaptation.mass_matrix").mass_matrix_adaptation(
-                inverse_mass.ndim == 1
-            )
+            dense = inverse_mass.ndim == 2
+            _, collect, renew = _mass_adaptation(dense)
             mass = jax.lax.cond(flags.slow, lambda: collect(mass, position), lambda: mass)
             afresh = DualAveraging.start(jnp.exp(averaging.log_average))
             averaging = jax.tree.map(partial(jnp.where, flags.restart), afresh, averaging)
-            new = renew if inverse_mass.ndim == 1 else _renewed
+            new = _renewed if dense else renew
             mass = jax.lax.cond(flags.window_end, lambda: new(mass), lambda: mass)
             inverse_mass = mass.inverse_mass_matrix
         settled = jnp.where(
@@ -158,16 +153,20 @@ def adapt(
     return jax.lax.cond(flags.adapting, learned, lambda: state)
 
 
+def _mass_adaptation(dense: bool) -> Any:  # BlackJAX has no types
+    """Return BlackJAX's functions that start, collect positions for, and renew a mass matrix."""
+    return blackjax("adaptation.mass_matrix").mass_matrix_adaptation(not dense)
+
+
 def _renewed(mass: BlackJAXState) -> BlackJAXState:
     """Shrink the covariance of a window towards its diagonal, with the weight of five draws.
 
     Stan shrinks it towards 0.001 I, for parameters of order 1. With tall data posterior standard
     deviations are .003 and less, so 0.001 I would dominate the matrix.
     """
-    _, _, renew = blackjax("adaptation.mass_matrix").mass_matrix_adaptation(False)
-    covariance, count, _ = blackjax("adaptation.mass_matrix").welford_algorithm(False)[2](
-        mass.wc_state
-    )
+    _, _, renew = _mass_adaptation(dense=True)
+    moments = blackjax("adaptation.mass_matrix").welford_algorithm(False)[2]
+    covariance, count, _ = moments(mass.wc_state)
     variance = jnp.diag(covariance)
     moved = jnp.where(variance > 0, variance, jnp.diag(mass.inverse_mass_matrix))
     shrunk = (count * covariance + 5 * jnp.diag(moved)) / (count + 5)

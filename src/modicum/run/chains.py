@@ -255,9 +255,7 @@ class Chains(ChainStates):
             fetched = self._of_call(self._fetcher.of(0, 1)) if self._fetcher else None
             self._compile(batches, fetched)
         groups = range(len(self._parts))
-        self.state = [
-            compiled.begin(self.kernel, *self._first_arguments(g, batches)) for g in groups
-        ]
+        self.state = [compiled.begin(*self._first_arguments(g, batches)) for g in groups]
 
     def _compile(self, batches: Batches | None, fetched: Batches | None) -> None:
         """Compile each function while the next is traced, and before threads race to do so."""
@@ -268,25 +266,17 @@ class Chains(ChainStates):
 
         places = range(len(self._copies))
         to_prepare = [
-            lower(compiled.ahead, *self._static, *self._ahead_arguments(g, NOWHERE, fetched))
-            for g in places
+            lower(compiled.ahead, *self._ahead_arguments(g, NOWHERE, fetched)) for g in places
         ]
-        first = lower(compiled.begin, self.kernel, *self._first_arguments(0, batches))
+        first = lower(compiled.begin, *self._first_arguments(0, batches))
         blank = [_shapes(lowered.out_info) for lowered, _ in (to_prepare[0], first)]
-        steps = [
-            lower(compiled.advance, *self._static, *self._arguments(g, NOWHERE, *blank))
-            for g in places
-        ]
+        steps = [lower(compiled.advance, *self._arguments(g, NOWHERE, *blank)) for g in places]
         if self._through_pinned_pages:
             self._pages.reserve(self._bytes_recorded(steps[0][0].out_info[1]))
         if self.settled is not None:
             self._compile_settled(blank[1])
         for _, compilation in (first, *to_prepare, *steps):
             compilation.result()
-
-    @property
-    def _static(self) -> tuple[compiled.ChainKernel, compiled.CallLength]:
-        return self.kernel, self._extent
 
     def _spread(self) -> None:
         """Copy context and rows to every device that runs a group of chains."""
@@ -301,7 +291,8 @@ class Chains(ChainStates):
 
     def _first_arguments(self, g: int, batches: Batches | None) -> tuple[Pytree, ...]:
         """Return the arguments of the first call for group `g`."""
-        return (*self._at_device(g), self._of_group(batches, g), self._group_starts[g])
+        read = self._of_group(batches, g)
+        return (self.kernel, *self._at_device(g), read, self._group_starts[g])
 
     def _tabulate(self, settled: Settled) -> list[jax.Array]:
         """Prepare all rows for `settled`, once per device; [] if memory is short."""
@@ -318,7 +309,8 @@ class Chains(ChainStates):
     def _compile_settled(self, state: Pytree) -> None:
         """Compile `settled`; fall back to the plain loop if the device cannot run it."""
         assert self.settled is not None
-        batches = self._fetcher.of(0, 1) if self._fetcher else None
+        fetched = self._fetcher.of(0, 1) if self._fetcher else None
+        batches = self._of_call(fetched, 0, self.settled_length)
         try:
             self._tables = self._tabulate(self.settled)
             for g in range(len(self._copies)):
@@ -367,12 +359,15 @@ class Chains(ChainStates):
                 arguments = self._settled_arguments(g, part, read, state)
                 state, record = compiled.advance_settled(*arguments)
             else:
-                state, record = self._run(g, part, self._of_call(batches, before), state)
+                read = self._of_call(batches, before)
+                ready = compiled.ahead(*self._ahead_arguments(g, part, read))
+                state, record = compiled.advance(*self._arguments(g, part, ready, state))
             if self._through_pinned_pages:
                 record = self._pages.send(record)
             else:
                 jax.block_until_ready(record)  # before the next call's rows take up memory
-            records.append((record, self._ended(*part)))
+            ended = (start + size) // self.thin - start // self.thin
+            records.append((record, ended))
         return state, [unpacked(self._arrived(*each)) for each in records]
 
     def _arrived(self, record: Packed, count: int) -> HostPacked:
@@ -409,28 +404,14 @@ class Chains(ChainStates):
             yield start, min(most, end - start)
             start += min(most, end - start)
 
-    def _ended(self, first: np.int64 | int, count: np.int64 | int) -> int:
-        """Return how many of these iterations are recorded."""
-        return int((first + count) // self.thin - first // self.thin)
-
     @property
     def _through_pinned_pages(self) -> bool:
         return self.parallel == "stacked" and on_accelerator()
 
-    def _run(
-        self, g: int, span: Span, batches: Batches | None, state: Pytree
-    ) -> tuple[Pytree, Pytree]:
-        """Prepare some iterations and take their steps."""
-        ready = compiled.ahead(*self._static, *self._ahead_arguments(g, span, batches))
-        advanced: tuple[Pytree, Pytree] = compiled.advance(
-            *self._static, *self._arguments(g, span, ready, state)
-        )
-        return advanced
-
     def _ahead_arguments(self, g: int, span: Span, batches: Batches | None) -> tuple[Pytree, ...]:
         """Return the arguments that prepare iterations of group `g`."""
-        words = self._words(g, span[0], self.length)
-        return (*self._at_device(g), self._of_group(batches, g), words)
+        read, words = self._of_group(batches, g), self._words(g, span[0], self.length)
+        return (self.kernel, self._extent, *self._at_device(g), read, words)
 
     def _words(self, g: int, first: np.int64, length: int) -> Array:
         """Return the keys of iterations of group `g`, as words."""
@@ -441,7 +422,8 @@ class Chains(ChainStates):
     def _arguments(self, g: int, span: Span, ready: Pytree, state: Pytree) -> tuple[Pytree, ...]:
         """Return the arguments of the steps of group `g`."""
         context, _ = self._at_device(g)
-        return context, self._flags_of(int(span[0])), span, ready, state
+        fixed = (self.kernel, self._extent, context)
+        return (*fixed, self._flags_of(int(span[0])), span, ready, state)
 
     def _settled_arguments(
         self, g: int, span: Span, batches: Batches | None, state: Pytree

@@ -276,7 +276,8 @@ def _ahead(
     keys = typed(words)
     rows_keys, step_keys = keys[:, 0], keys[:, 1]
     chances = jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
-    selection = _selection(kernel, chances, extent.length)
+    read = jax.vmap(kernel.rows_read)(chances)
+    selection = None if read is None else select(read, kernel.most_rows(extent.length))
     prepared = _prepared(kernel, context, rows, batches, rows_keys, selection)
     return Ahead(*_strongly_typed((chances, selection, prepared)))
 
@@ -312,12 +313,6 @@ def _advance(
     shapes = jax.eval_shape(lambda state: packed(step(0, state)[1]), progress.state)
     record = jax.tree.map(lambda s: jnp.zeros((slots, *s.shape), s.dtype), shapes)
     return jax.lax.fori_loop(0, count, body, (progress, record))
-
-
-def _selection(kernel: ChainKernel, chances: Pytree, length: int) -> Selection | None:
-    """Select the rows that iterations read; None if they read all they request."""
-    read = jax.vmap(kernel.rows_read)(chances)
-    return None if read is None else select(read, kernel.most_rows(length))
 
 
 def _prepared(

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
 import jax
 import numpy as np
@@ -42,12 +41,7 @@ class Monitor:
             self._begin("warm-up" if self.tune else "sampling", self.tune or self.draws)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._phase is not None:
             self._phase.end()
 
@@ -98,7 +92,6 @@ class Monitor:
 
 
 CHUNK_SECONDS = 0.7  # approximate time between updates of progress and checkpoint
-SHORTEST = LENGTH  # minimum capacity in iterations, if memory allows
 
 
 @dataclass
@@ -207,7 +200,7 @@ def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
     """
     on_cpu = jax.default_backend() == "cpu"
     room = (2**22 if stacked == 1 or on_cpu else 2**27) // stacked
-    length = max(SHORTEST, 2 ** max(0, total - 1).bit_length()) if on_cpu else total
+    length = max(LENGTH, 2 ** max(0, total - 1).bit_length()) if on_cpu else total
     return int(max(1, min(length, 8192, room // max(1, numbers))))
 
 
