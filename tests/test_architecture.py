@@ -69,7 +69,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "Rows": 22,
     "GroupedRows": 1,
     "LinearTaylor": 12,
-    "LevelArray": 12,
+    "LevelArray": 11,
     "Call": 10,
     "Digest": 9,
     "Horseshoe": 7,

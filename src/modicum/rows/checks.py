@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +16,18 @@ RowNumbers: TypeAlias = range | Array  # the number in the source of each row th
 
 # Numbers checked at a time: about a megabyte, so that a check runs from cache.
 BLOCK = 1 << 18
+
+
+def common_length(what: str, lengths: Mapping[str, int]) -> int:
+    """Return the number of rows that all fields, or columns, have; refuse different numbers."""
+    first, n = next(iter(lengths.items()))
+    for name, length in lengths.items():
+        if length != n:
+            raise DataError(
+                f"{what} {name!r} has {length} rows and {first!r} has {n}: all {what}s need the "
+                "same number of rows."
+            )
+    return n
 
 
 class RowIndexError(DataError, IndexError):

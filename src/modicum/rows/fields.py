@@ -15,6 +15,7 @@ from modicum.rows.checks import (
     WeightCheck,
     as_dtype,
     block_rows,
+    common_length,
     in_type,
     name_list,
     reads_as_number,
@@ -199,7 +200,8 @@ class FieldSet:
         coded = {k: CodedFactor.of(k, value, (levels or {}).get(k)) for k, value in factors.items()}
         self._codes = {name: factor.codes for name, factor in coded.items()}
         lengths = {name: field.n for name, field in self._numbers.items()}
-        n = _common_length(lengths | {name: len(codes) for name, codes in self._codes.items()})
+        lengths |= {name: len(codes) for name, codes in self._codes.items()}
+        n = common_length("field", lengths)
         if n == 0 and levels is None:
             first = next(iter((*values, *factors)))
             raise DataError(f"field {first!r} has no rows: at least one is needed.")
@@ -237,18 +239,6 @@ class FieldSet:
         ready = {name: f.ready(self.description.dtype) for name, f in self._numbers.items()}
         arrays = {name: array for name, array in ready.items() if array is not None}
         return fill(self.description, self.chunks(), arrays | self._codes)
-
-
-def _common_length(lengths: Mapping[str, int]) -> int:
-    """Return the number of rows that all fields have; refuse different numbers."""
-    first, n = next(iter(lengths.items()))
-    for name, length in lengths.items():
-        if length != n:
-            raise DataError(
-                f"field {name!r} has {length} rows and {first!r} has {n}: "
-                "all fields need the same number of rows."
-            )
-    return n
 
 
 def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they were passed

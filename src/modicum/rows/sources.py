@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from modicum.errors import DataError, SettingError, first_line
-from modicum.rows.checks import names_like, reads_as_number
+from modicum.rows.checks import common_length, names_like, reads_as_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,14 +127,7 @@ def frame_of_columns(columns: Mapping[str, Any]) -> pd.DataFrame:  # columns of 
             "a mapping passed as a table must map names to columns of one value per row, as in "
             "{'x': [1.0, 2.0], 'y': [0, 1]}."
         )
-    lengths = {name: len(column) for name, column in columns.items()}
-    first = next(iter(lengths))
-    for name, length in lengths.items():
-        if length != lengths[first]:
-            raise DataError(
-                f"column {name!r} has {length} rows and {first!r} has {lengths[first]}: all "
-                "columns need the same number of rows."
-            )
+    common_length("column", {name: len(column) for name, column in columns.items()})
     plain = {k: v.to_pandas() if hasattr(v, "to_pandas") else v for k, v in columns.items()}
     return pd.DataFrame({k: pd.Series(v).reset_index(drop=True) for k, v in plain.items()})
 

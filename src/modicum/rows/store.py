@@ -27,7 +27,7 @@ from numpy.lib import format as npy
 from modicum.errors import DataError
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
-from modicum.rows.json_entries import integer, restored, text
+from modicum.rows.json_entries import integer, restored
 from modicum.rows.memory import Backend
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
@@ -39,6 +39,11 @@ SHARD_BYTES = 1 << 30
 BLOCK_ROWS = 1 << 16  # rows of a complete shard read at a time when an ingest resumes
 END_BYTES = 1 << 16  # bytes at either end of a shard that the quick check reads
 AGAIN = "ingest the source again"
+REASONS: dict[type[Exception], str] = {  # why rows.json cannot be read at all
+    UnicodeDecodeError: "it is not UTF-8 text",
+    json.JSONDecodeError: "it is not JSON",
+    RecursionError: "it is nested too deeply",
+}
 
 # madvise flags for mapped pages; 0 (normal) on systems without the flag.
 RANDOM = getattr(mmap, "MADV_RANDOM", 0)
@@ -113,18 +118,13 @@ class StoreDescription:
                 raise ValueError("the rows of the shards do not add up")
             if len({shard.file for shard in shards}) < len(shards):
                 raise ValueError("a shard is listed twice")
-            fingerprint = entries.get("fingerprint")
-            return cls(rows, shards, None if fingerprint is None else text(fingerprint))
-        except KeyError as error:
-            reason = f"entry {error} is missing"
-        except (TypeError, ValueError) as error:
-            reason = str(error)
-        raise DataError(f"{folder.called}/{DESCRIPTION} is damaged ({reason}): {AGAIN}.")
+            return cls(rows, shards, restored(str | None, entries.get("fingerprint")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(folder, error) from None
 
 
 def read_entries(folder: Folder) -> dict[str, object]:
     """Return the entries of ``rows.json``; refuse a file that Modicum has not written."""
-    path = f"{folder.called}/{DESCRIPTION}"
     try:
         entries = json.loads(folder.load(DESCRIPTION).decode("utf-8"))
         if not isinstance(entries, dict) or entries.get("format") != FORMAT:
@@ -138,17 +138,18 @@ def read_entries(folder: Folder) -> dict[str, object]:
         ) from None
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read ({error.strerror}): check its permissions and its disk."
+            f"{folder.called}/{DESCRIPTION} cannot be read ({error.strerror}): check its "
+            "permissions and its disk."
         ) from None
-    except UnicodeDecodeError:
-        reason = "it is not UTF-8 text"
-    except json.JSONDecodeError:
-        reason = "it is not JSON"
-    except RecursionError:
-        reason = "it is nested too deeply"
-    except ValueError as error:
-        reason = str(error)
-    raise DataError(f"{path} is damaged ({reason}): {AGAIN}.")
+    except (ValueError, RecursionError) as error:
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Folder, error: Exception) -> DataError:
+    """Return the error for a ``rows.json`` that cannot be understood."""
+    reason = f"entry {error} is missing" if isinstance(error, KeyError) else str(error)
+    reason = REASONS.get(type(error), reason)
+    return DataError(f"{folder.called}/{DESCRIPTION} is damaged ({reason}): {AGAIN}.")
 
 
 class Folder:

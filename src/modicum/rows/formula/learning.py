@@ -183,6 +183,12 @@ class _Reading:
         if not names and not self._drop:
             return
         chunks: dict[str, list[Array]] = {n: [] for e in self._learners for n in e.names}
+        for name in chunks:
+            if self.kinds[name] != "number":
+                raise DataError(
+                    f"column {name!r} holds levels where the formula needs numbers: convert it to "
+                    "numbers."
+                )
         weights: list[Array] = []
         check = None if weight is None else WeightCheck(weight)
         rows = 0
@@ -195,13 +201,7 @@ class _Reading:
                 weights.append(columns.numbers(weight).astype(np.float64))
                 check.add(weights[-1], columns.row_ids)
             for name, parts in chunks.items():
-                value = columns.column(name)
-                if isinstance(value, LevelArray):
-                    raise DataError(
-                        f"column {name!r} holds levels where the formula needs numbers: convert it "
-                        "to numbers."
-                    )
-                parts.append(value)
+                parts.append(np.asarray(columns.column(name)))
         self.rows = rows
         if rows == 0:
             raise DataError(no_rows(self._drop))
