@@ -6,12 +6,15 @@ import math
 import numbers
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
+from functools import wraps
 from types import FrameType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self
+
+P = ParamSpec("P")
 
 __all__ = [
     "AbsentFileError",
@@ -149,6 +152,18 @@ class ModicumWarning(UserWarning):
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:  # as json.loads returns it
         """Undo `to_dict`."""
         return cls(saved["code"], saved["sentence"], saved["remedy"], **saved["numbers"])
+
+
+def listed(
+    check: Callable[P, Iterator[ModicumWarning]],
+) -> Callable[P, list[ModicumWarning]]:
+    """Decorate a check that yields warnings: it returns them in a list."""
+
+    @wraps(check)
+    def in_list(*args: P.args, **kwargs: P.kwargs) -> list[ModicumWarning]:
+        return list(check(*args, **kwargs))
+
+    return in_list
 
 
 def warn(warning: ModicumWarning) -> ModicumWarning:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 
-from modicum.errors import ModicumWarning
+from modicum.errors import ModicumWarning, listed
 from modicum.methods.method import Task
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import Batch
@@ -44,9 +44,10 @@ MANY = 50_000  # fewest rows for which a pass tells the cost of a row
 REPEATS, LONG = 7, 0.1  # most evaluations to time, and seconds after which timing stops
 
 
+@listed
 def slow_run(
     task: Task, point: np.ndarray, evaluations: float, work: str, remedy: str
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Warn of a run that will take minutes.
 
     Parameters
@@ -64,19 +65,17 @@ def slow_run(
     """
     total = evaluations * (task.tune + task.draws) * task.chains
     if total * task.target.size < QUICK and not task.target.model.users_functions:
-        return []
+        return
     seconds = total / _chains_at_once(task.chains) * seconds_per_row(task, point)
     if seconds < PATIENCE:
-        return []
-    return [
-        ModicumWarning(
-            "slow",
-            f"{work} will take about {duration(seconds)} ({task.tune + task.draws:,} iterations "
-            f"of {task.chains} chains)",
-            remedy,
-            seconds=seconds,
-        )
-    ]
+        return
+    yield ModicumWarning(
+        "slow",
+        f"{work} will take about {duration(seconds)} ({task.tune + task.draws:,} iterations "
+        f"of {task.chains} chains)",
+        remedy,
+        seconds=seconds,
+    )
 
 
 def _chains_at_once(chains: int) -> int:

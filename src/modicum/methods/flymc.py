@@ -6,6 +6,7 @@ then moves the parameters and switches the lights in turn.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, sqrt
@@ -17,7 +18,7 @@ import numpy as np
 
 from modicum.arguments import BelowOne, Bytes, Count, Positive, Share
 from modicum.diagnostics import ess
-from modicum.errors import ModicumWarning, SettingError
+from modicum.errors import ModicumWarning, SettingError, listed
 from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.bounds import (
     BoundedRows,
@@ -133,36 +134,32 @@ def _mean_brightness(
     return jnp.mean(_brightness(bounded, bound, batch, pilot), axis=0)
 
 
-def look_back(capacity: int, history: History) -> list[ModicumWarning]:
+@listed
+def look_back(capacity: int, history: History) -> Iterator[ModicumWarning]:
     """Warn if bright rows ran out of room, or if the lights changed slowly."""
-    stats, doubts = history.stats, []
+    stats = history.stats
     refused = int(stats["bright_refused"].sum())
     if refused:
-        doubts.append(
-            ModicumWarning(
-                "bright-full",
-                f"{refused} of {stats['n_bright'].size} updates of the lights were refused because "
-                f"there is room for only {capacity:,} bright rows, so that parts of the posterior "
-                "where more are bright are missing",
-                "raise `capacity`",
-                refused=refused,
-                capacity=capacity,
-            )
+        yield ModicumWarning(
+            "bright-full",
+            f"{refused} of {stats['n_bright'].size} updates of the lights were refused because "
+            f"there is room for only {capacity:,} bright rows, so that parts of the posterior "
+            "where more are bright are missing",
+            "raise `capacity`",
+            refused=refused,
+            capacity=capacity,
         )
     bright = stats["n_bright"]
     if bright.shape[1] >= 100 and np.ptp(bright) > 0:
         effective = float(np.nanmin(ess(bright[..., None].astype(float))))
         if effective < 50:
-            doubts.append(
-                ModicumWarning(
-                    "lights-slow",
-                    f"the lights change slowly: the number of bright rows has an effective sample "
-                    f"size of {effective:.0f} in {bright.size} draws",
-                    "raise `rate`, or draw more",
-                    ess=effective,
-                )
+            yield ModicumWarning(
+                "lights-slow",
+                f"the lights change slowly: the number of bright rows has an effective sample "
+                f"size of {effective:.0f} in {bright.size} draws",
+                "raise `rate`, or draw more",
+                ess=effective,
             )
-    return doubts
 
 
 ACCEPT = {"hmc": 0.8, "nuts": 0.8, "mala": 0.574, "random-walk": 0.234}
@@ -302,23 +299,23 @@ class FlyMC(Method):
             },
         }
 
-    def _look_ahead(self, lights: Lights, n: int, rate: float, steps: int) -> list[ModicumWarning]:
+    def _look_ahead(
+        self, lights: Lights, n: int, rate: float, steps: int
+    ) -> Iterator[ModicumWarning]:
         """Warn if so many rows are bright that FlyMC saves little."""
         ours, theirs = n * rate + lights.bright * (steps + 2), n * steps
         if ours <= theirs / 2:
-            return []
+            return
         first = "method='hmc-ecs'" if self.tuned else "tuned=True"
         share = lights.bright / n
-        return [
-            ModicumWarning(
-                "bright-many",
-                f"FlyMC saves little here: {share:.0%} of the rows are expected to be bright, and "
-                f"an iteration to evaluate {ours:,.0f} rows, against {theirs:,.0f} for a method on "
-                "all rows",
-                f"use {first}, or method='nuts' on all rows",
-                share=share,
-            )
-        ]
+        yield ModicumWarning(
+            "bright-many",
+            f"FlyMC saves little here: {share:.0%} of the rows are expected to be bright, and "
+            f"an iteration to evaluate {ours:,.0f} rows, against {theirs:,.0f} for a method on "
+            "all rows",
+            f"use {first}, or method='nuts' on all rows",
+            share=share,
+        )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Record what moves on all rows would have cost, and check the run."""

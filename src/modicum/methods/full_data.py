@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
@@ -14,6 +15,7 @@ from modicum.arguments import BelowOne, Bytes, Count, Positive, Share
 from modicum.errors import (
     ModicumWarning,
     NoModeError,
+    listed,
 )
 from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
@@ -149,19 +151,18 @@ class _FullData(Method):
         """Return the mass matrix that warm-up learns if no mode whitens the parameters."""
         return self.metric or ("dense" if task.target.size <= DENSE_METRIC else "diagonal")
 
-    def _no_mode_warnings(self, task: Task) -> list[ModicumWarning]:
+    @listed
+    def _no_mode_warnings(self, task: Task) -> Iterator[ModicumWarning]:
         """Warn that a family's mode was not found; a user's model need not have one."""
         if task.target.model.users_functions:
-            return []
-        return [
-            ModicumWarning(
-                "no-mode",
-                f"the search for the posterior mode failed, so that {self.name.upper()} runs on "
-                "all rows from dispersed points, and learns all scales during warm-up",
-                "rescale the columns of x (mean 0, sd 1) or give a tighter prior (prior_scale), "
-                "and compare; trust these draws only if no warning follows",
-            )
-        ]
+            return
+        yield ModicumWarning(
+            "no-mode",
+            f"the search for the posterior mode failed, so that {self.name.upper()} runs on "
+            "all rows from dispersed points, and learns all scales during warm-up",
+            "rescale the columns of x (mean 0, sd 1) or give a tighter prior (prior_scale), "
+            "and compare; trust these draws only if no warning follows",
+        )
 
     def _at_mode(self, task: Task, anchor: Anchor) -> Plan:
         """Whiten at the mode, along curves where the posterior is skewed."""

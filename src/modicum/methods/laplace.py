@@ -43,7 +43,7 @@ import numpy as np
 from modicum.arguments import at_least
 from modicum.arrays import as_either
 from modicum.diagnostics.pareto import pareto_smoothed
-from modicum.errors import ConvergenceError, ModicumWarning, SettingError
+from modicum.errors import ConvergenceError, ModicumWarning, SettingError, listed
 from modicum.kernels.control_variates import LinearTaylor, cached_rows
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.remainder import About, remainder
@@ -468,26 +468,21 @@ def _independence_sampler(
     return places, rate
 
 
-def _doubts(verdict: Verdict, size: int) -> list[ModicumWarning]:
-    doubts = []
+@listed
+def _doubts(verdict: Verdict, size: int) -> Iterator[ModicumWarning]:
     if not verdict.tail < FAR:
-        doubts.append(
-            ModicumWarning(
-                "laplace-far",
-                "the posterior is too far from normal for weighted normal draws: the tail index k "
-                f"of their weights is {verdict.tail:.2f} (limit {FAR})",
-                "use method='hmc-ecs'",
-                pareto_k=verdict.tail,
-            )
+        yield ModicumWarning(
+            "laplace-far",
+            "the posterior is too far from normal for weighted normal draws: the tail index k "
+            f"of their weights is {verdict.tail:.2f} (limit {FAR})",
+            "use method='hmc-ecs'",
+            pareto_k=verdict.tail,
         )
     if verdict.noise > NOISY:
-        doubts.append(
-            ModicumWarning(
-                "laplace-pool",
-                f"the pool of {size:,} rows that weights the draws is too small: it may move a "
-                f"posterior mean by {verdict.noise:.2g} posterior sd (one standard error)",
-                "use a larger pool, mo.Laplace(pool=...), or method='hmc-ecs'",
-                noise=verdict.noise,
-            )
+        yield ModicumWarning(
+            "laplace-pool",
+            f"the pool of {size:,} rows that weights the draws is too small: it may move a "
+            f"posterior mean by {verdict.noise:.2g} posterior sd (one standard error)",
+            "use a larger pool, mo.Laplace(pool=...), or method='hmc-ecs'",
+            noise=verdict.noise,
         )
-    return doubts

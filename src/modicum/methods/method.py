@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, ClassVar, Protocol, TypeAlias, TypedDict, TypeVar
+from typing import Annotated, ClassVar, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from modicum.arguments import Rule, check_settings
 from modicum.errors import ModicumWarning, NoModeError, SettingError
 from modicum.kernels.protocols import Kernel, Move, Settled
 from modicum.ledger import Ledger
-from modicum.linalg.arrow import Factor
 from modicum.models import Target
 from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
@@ -148,32 +147,16 @@ class Task:
             return none
 
 
-class Coordinates(Protocol):
-    """The coordinates z of a chain: t = point + factor z. An `Anchor` implements them."""
-
-    @property
-    def point(self) -> np.ndarray:
-        """The point z = 0."""
-        ...
-
-    @property
-    def factor(self) -> Factor:
-        """The factor L; a vector if it is diagonal, and a number c if it is c I."""
-        ...
-
-    @property
-    def record(self) -> ModeRecord | None:
-        """How the mode was found, if there was a search."""
-        ...
-
-
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters themselves as coordinates, counted from `point`."""
+    """The parameters themselves as coordinates, counted from `point`, in units of `factor`."""
 
     point: np.ndarray
     factor: np.ndarray = field(default_factory=lambda: np.ones(()))
-    record: ModeRecord | None = None
+    record: ModeRecord | None = None  # how the mode was found, if there was a search
+
+
+Coordinates: TypeAlias = Anchor | Parameters  # z of a chain: t = point + factor z
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.errors import ModicumWarning
+from modicum.errors import ModicumWarning, listed
 from modicum.kernels.designs import Design
 from modicum.methods.method import Task
 from modicum.models import IntegratedEffects, Target
@@ -70,28 +71,28 @@ def doubts_about_groups(sums: Sums, anchor: Anchor) -> list[ModicumWarning]:
     ]
 
 
-def uneven_groups(groups: GroupedRows, subsample: int) -> list[ModicumWarning]:
+@listed
+def uneven_groups(groups: GroupedRows, subsample: int) -> Iterator[ModicumWarning]:
     """Warn if `subsample` groups as large as the largest one hold more rows than there are.
 
     Since any group may be drawn, every step allots that many rows and computes with all of them.
     """
     n = len(groups.members)
     if subsample * groups.largest < n:
-        return []
-    return [
-        ModicumWarning(
-            "groups-uneven",
-            f"the largest group holds {groups.largest:,} of {n:,} rows, and a step computes as "
-            f"for {subsample:,} groups of that size, which costs more than all rows",
-            "use method='nuts' on all rows",
-            largest=groups.largest,
-            rows=n,
-        )
-    ]
+        return
+    yield ModicumWarning(
+        "groups-uneven",
+        f"the largest group holds {groups.largest:,} of {n:,} rows, and a step computes as "
+        f"for {subsample:,} groups of that size, which costs more than all rows",
+        "use method='nuts' on all rows",
+        largest=groups.largest,
+        rows=n,
+    )
 
 
 @in_double_precision
-def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> list[ModicumWarning]:
+@listed
+def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> Iterator[ModicumWarning]:
     """Warn if twice as many nodes change the integrals of some groups at posterior draws.
 
     `points` are flat draws, one per row. The error of all groups is a function of the parameters
@@ -104,7 +105,7 @@ def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> list[Modicum
     model = target.model
     points = points[np.all(np.isfinite(points), axis=1)]
     if not isinstance(model, IntegratedEffects) or len(points) < 2:
-        return []
+        return
     first_sd = target.unravel(np.arange(target.size))["group_log_sd"][0]
     ranked = np.argsort(points[:, first_sd])
     points = points[ranked[np.linspace(0, len(ranked) - 1, CHECKED_DRAWS).astype(int)]]
@@ -117,19 +118,17 @@ def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> list[Modicum
     sums.ledger.add("nodes", checked * CHECKED_DRAWS, "density")
     bound = float(np.std(error)) * len(groups) / checked
     if not bound > COARSE:
-        return []
-    return [
-        ModicumWarning(
-            "quadrature-coarse",
-            f"{model.per_effect} quadrature nodes per effect are too few for the integrals over "
-            f"groups: compared with twice as many on {checked} groups, posterior means may be off "
-            f"by up to {bound:.2g} posterior standard deviations",
-            f"give IntegratedEffects more nodes (nodes={2 * model.per_effect}), or sample the "
-            "effects explicitly (groups='explicit')",
-            bound=bound,
-            nodes=model.per_effect,
-        )
-    ]
+        return
+    yield ModicumWarning(
+        "quadrature-coarse",
+        f"{model.per_effect} quadrature nodes per effect are too few for the integrals over "
+        f"groups: compared with twice as many on {checked} groups, posterior means may be off "
+        f"by up to {bound:.2g} posterior standard deviations",
+        f"give IntegratedEffects more nodes (nodes={2 * model.per_effect}), or sample the "
+        "effects explicitly (groups='explicit')",
+        bound=bound,
+        nodes=model.per_effect,
+    )
 
 
 @jit(static=(0, 1), options=SCATTERS)

@@ -25,6 +25,7 @@ from modicum.methods.ecs.composition import BurnIn, EnergyConserving, Examined, 
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.run_checks import (
+    ALL_ROWS,
     MISLED,
     UNFIT,
     Case,
@@ -207,7 +208,7 @@ class HMCECS(EnergyConserving[Choice]):
         work = f"{m + certain:,} rows per step"
         if self.exact:
             work = f"exact='delayed' on all {len(task.rows):,} rows"
-        remedy = f"use fewer draws, or {'leave `exact` out' if self.exact else case.all_rows}"
+        remedy = f"use fewer draws, or {'leave `exact` out' if self.exact else ALL_ROWS}"
         notes += slow_run(task, study.about.anchor.point, evaluations, work, remedy)
         return notes, study.distance(chains)
 
@@ -364,7 +365,7 @@ class SignedHMCECS(EnergyConserving[ProductChoice]):
         notes += slow_run(
             *(task, study.about.anchor.point, rows * (self.steps(study) + 1)),
             work=f"{rows:,} rows per step",
-            remedy=f"use fewer draws, or {case.all_rows}",
+            remedy=f"use fewer draws, or {ALL_ROWS}",
         )
         return notes, study.distance(None)
 

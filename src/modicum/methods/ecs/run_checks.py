@@ -6,14 +6,14 @@ perturbed method come first, then those of the signed method, then what they sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
 
 from modicum.diagnostics import ess
-from modicum.errors import CrudeControlVariateError, ModicumWarning
+from modicum.errors import CrudeControlVariateError, ModicumWarning, listed
 from modicum.methods.ecs.anchored_proxy import StudySettings
 from modicum.methods.ecs.pilot_draws import ANCHOR_FAR, FAR, PilotChains
 from modicum.methods.ecs.pilot_residuals import Pilot, Tails
@@ -46,6 +46,7 @@ BOUND_FALLS = UNFIT | {
     "divergences",
     "r-hat",
 }
+ALL_ROWS = "use method='nuts' on all rows"  # the remedy that always works
 NOISY_SHARE = 0.05  # largest share of noisy draws in pilot chains; real tables have up to .01
 # Noise of an estimate, as a share of the log-posterior's fall, at which chains may run off, and the
 # fall beyond which they do not come. On inverse Gaussian tables with a rare level they ran off on
@@ -82,11 +83,6 @@ class Case:
         return "groups" if isinstance(self.target.model, IntegratedEffects) else "rows"
 
     @property
-    def all_rows(self) -> str:
-        """The remedy that always works."""
-        return "use method='nuts' on all rows"
-
-    @property
     def remedy(self) -> str:
         """The first thing to try if control variates are too crude."""
         if self.settings.design == "uniform":
@@ -103,7 +99,7 @@ class Case:
         """Advise using `factor` times `m` rows, if there are enough of them."""
         subsample = ceil(m * factor / 100) * 100
         if 2 * subsample > self.n:
-            return f"{self.remedy}, or {self.all_rows}"
+            return f"{self.remedy}, or {ALL_ROWS}"
         return f"use more {self.units} (subsample={subsample})"
 
     @property
@@ -111,12 +107,13 @@ class Case:
         """The remedy if chains are far from the anchor."""
         if self.at_point:
             return 'anchor at the mode (anchor="mode")'
-        return self.all_rows
+        return ALL_ROWS
 
 
 # The perturbed method ----------------------------------------------------------------------
 
 
+@listed
 def look_ahead(
     case: Case,
     pilot: Pilot,
@@ -124,7 +121,7 @@ def look_ahead(
     bias: float,
     chosen: bool,
     advice: str | None,
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Check the size of the subsample before the run.
 
     `chosen` says whether the pilot study chose m; `advice`, if not None, is what to do about too
@@ -139,132 +136,119 @@ def look_ahead(
     read = m + choice.certainty
     if chosen and 2 * read > case.n:
         raise _crude(case, read, 100)
-    doubts = _more_than_all(case, read)
+    yield from _more_than_all(case, read)
     largest = seldom_exceeded(pilot) / m
     expected = choice.bias_bound
     if expected > 2 * bias or largest > 2 * NOISY:
-        doubts.append(
-            ModicumWarning(
-                "subsample-small",
-                f"{m:,} {case.units} are too few: the log-likelihood estimate has a variance of "
-                f"up to {largest:.3g}, and posterior means may be off by about "
-                f"{min(expected, 99):.2g} posterior sd",
-                case.remedy if advice is None else f"{advice}, or {case.remedy}",
-                rows=m,
-                variance=largest,
-                bias=expected,
-            )
+        yield ModicumWarning(
+            "subsample-small",
+            f"{m:,} {case.units} are too few: the log-likelihood estimate has a variance of "
+            f"up to {largest:.3g}, and posterior means may be off by about "
+            f"{min(expected, 99):.2g} posterior sd",
+            case.remedy if advice is None else f"{advice}, or {case.remedy}",
+            rows=m,
+            variance=largest,
+            bias=expected,
         )
     if pilot.tail > 0.7 or pilot.top_share > 0.95:
-        doubts.append(
-            ModicumWarning(
-                "heavy-tails",
-                f"the residuals are heavy-tailed under this design: 1 % of the draws hold "
-                f"{pilot.top_share:.0%} of the variance (Pareto k {pilot.tail:.2f}), so that a "
-                "subsample rarely reveals its own error",
-                case.remedy,
-                top_share=pilot.top_share,
-                pareto_k=pilot.tail,
-            )
+        yield ModicumWarning(
+            "heavy-tails",
+            f"the residuals are heavy-tailed under this design: 1 % of the draws hold "
+            f"{pilot.top_share:.0%} of the variance (Pareto k {pilot.tail:.2f}), so that a "
+            "subsample rarely reveals its own error",
+            case.remedy,
+            top_share=pilot.top_share,
+            pareto_k=pilot.tail,
         )
-    return doubts
 
 
-def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumWarning]:
+@listed
+def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> Iterator[ModicumWarning]:
     """Check with short chains whether the posterior lies where the pilot study looked."""
     variance = chains.variance / m
     share = float(np.mean(variance > NOISY))
     distance = chains.distance(case.target.likelihood.size)
     if distance > FAR:
-        return [
-            ModicumWarning(
-                "mode-not-typical",
-                f"short chains on {chains.rows:,} rows moved {distance:.1f} posterior sd away "
-                f"from the {case.anchor_name}, so that the pilot study there does not "
-                "describe the posterior",
-                case.remedy_if_far,
-                distance=distance,
-            )
-        ]
-    if share > NOISY_SHARE:
-        return [
-            ModicumWarning(
-                "posterior-not-normal",
-                f"the posterior is far from normal: with {m:,} rows the log-likelihood estimate "
-                f"had a variance above {NOISY:g} in {share:.0%} of the draws of short chains on "
-                f"{chains.rows:,} rows (up to {variance.max():.3g}), where draws do not follow the "
-                "posterior",
-                f"{case.remedy}, or {case.all_rows}",
-                share=share,
-                largest=float(variance.max()),
-            )
-        ]
-    return []
+        yield ModicumWarning(
+            "mode-not-typical",
+            f"short chains on {chains.rows:,} rows moved {distance:.1f} posterior sd away "
+            f"from the {case.anchor_name}, so that the pilot study there does not "
+            "describe the posterior",
+            case.remedy_if_far,
+            distance=distance,
+        )
+    elif share > NOISY_SHARE:
+        yield ModicumWarning(
+            "posterior-not-normal",
+            f"the posterior is far from normal: with {m:,} rows the log-likelihood estimate "
+            f"had a variance above {NOISY:g} in {share:.0%} of the draws of short chains on "
+            f"{chains.rows:,} rows (up to {variance.max():.3g}), where draws do not follow the "
+            "posterior",
+            f"{case.remedy}, or {ALL_ROWS}",
+            share=share,
+            largest=float(variance.max()),
+        )
 
 
-def check_tails(case: Case, tails: Tails | None, m: int) -> list[ModicumWarning]:
+@listed
+def check_tails(case: Case, tails: Tails | None, m: int) -> Iterator[ModicumWarning]:
     """Check whether estimates are noisier far out than the log-posterior falls.
 
     Chains that get there meet a subsample by whose estimate the log-posterior rises, and run off.
     """
     if tails is None:
-        return []
+        return
     noise, fall = np.sqrt(tails.variance / m), np.maximum(tails.fall, 1.0)
     ratio = np.nan_to_num(np.where(fall < REACHED, noise / fall, 0.0), nan=0.0)
     worst = int(np.argmax(ratio))
     if not ratio[worst] > CAUGHT_UP:
-        return []
-    return [
-        ModicumWarning(
-            "tails-noisy",
-            f"{tails.distance[worst]:.0f} posterior sd from the posterior's mean, on one side, the "
-            f"log-posterior has fallen by {tails.fall[worst]:.1f} only, and its estimate by {m:,} "
-            f"rows has a standard deviation of {noise[worst]:.1f} there, so that chains may run "
-            "off",
-            f"{case.remedy}, or {case.all_rows}",
-            distance=tails.distance[worst],
-            fall=tails.fall[worst],
-            noise=noise[worst],
-        )
-    ]
+        return
+    yield ModicumWarning(
+        "tails-noisy",
+        f"{tails.distance[worst]:.0f} posterior sd from the posterior's mean, on one side, the "
+        f"log-posterior has fallen by {tails.fall[worst]:.1f} only, and its estimate by {m:,} "
+        f"rows has a standard deviation of {noise[worst]:.1f} there, so that chains may run "
+        "off",
+        f"{case.remedy}, or {ALL_ROWS}",
+        distance=tails.distance[worst],
+        fall=tails.fall[worst],
+        noise=noise[worst],
+    )
 
 
-def check_short_chains(case: Case, stuck: bool) -> list[ModicumWarning]:
+@listed
+def check_short_chains(case: Case, stuck: bool) -> Iterator[ModicumWarning]:
     """Check whether the short chains whose draws the choice of rows rests on moved at all."""
     if not stuck:
-        return []
-    return [
-        ModicumWarning(
-            "posterior-not-normal",
-            "the posterior is far from normal: short chains on some of the rows hardly moved, so "
-            "that the number of rows that a step needs is unknown, and chains may not move either",
-            f"{case.remedy}, or {case.all_rows}",
-        )
-    ]
+        return
+    yield ModicumWarning(
+        "posterior-not-normal",
+        "the posterior is far from normal: short chains on some of the rows hardly moved, so "
+        "that the number of rows that a step needs is unknown, and chains may not move either",
+        f"{case.remedy}, or {ALL_ROWS}",
+    )
 
 
+@listed
 def look_back(
     case: Case, m: int, blocks: int, refreshes: int, history: History
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Check the run by its recorded statistics."""
-    doubts = []
     variance = history.stats["variance_estimate"]
     share = float(np.mean(variance > NOISY))
     if share > 0.01:
         factor = float(np.quantile(variance, 0.99)) / NOISY
-        doubts.append(
-            ModicumWarning(
-                "variance-high",
-                f"the variance of the log-likelihood estimate exceeded {NOISY:g} in {share:.0%} of "
-                f"the draws (up to {variance.max():.3g}), where the perturbed target is no longer "
-                "close to the posterior",
-                case.more_rows(m, 1.2 * factor),
-                share=share,
-                largest=float(variance.max()),
-            )
+        yield ModicumWarning(
+            "variance-high",
+            f"the variance of the log-likelihood estimate exceeded {NOISY:g} in {share:.0%} of "
+            f"the draws (up to {variance.max():.3g}), where the perturbed target is no longer "
+            "close to the posterior",
+            case.more_rows(m, 1.2 * factor),
+            share=share,
+            largest=float(variance.max()),
         )
     advice = case.more_rows(m, 2) + (" or more blocks" if blocks < m else "")
-    return doubts + _wandering(case, blocks, refreshes, history, advice)
+    yield from _wandering(case, blocks, refreshes, history, advice)
 
 
 def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
@@ -280,9 +264,10 @@ def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
 # The signed method -------------------------------------------------------------------------
 
 
+@listed
 def look_ahead_signed(
     case: Case, pilot: Pilot, choice: ProductChoice, chosen: bool
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Check the number of products before the run; `chosen` says whether the study chose it.
 
     Raises
@@ -294,68 +279,60 @@ def look_ahead_signed(
     too_many = 4 if expected > MANY else 2
     if chosen and too_many * expected > case.n:
         raise _crude(case, expected, FEWEST * choice.batch + choice.always)
-    doubts = _more_than_all(case, expected)
+    yield from _more_than_all(case, expected)
     deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), NEARLY_ALL)
     if choice.products < DEVIATIONS * deviation or choice.chain_sign < LEAST_SIGN:
         advice = case.remedy if chosen else f"leave `products` out, or {case.remedy}"
-        doubts.append(
-            ModicumWarning(
-                "products-few",
-                f"{choice.products} products are too few: factors vary by "
-                f"{deviation / choice.products:.0%} of their size ({choice.positive:.1%} of the "
-                f"estimates are positive, and the expected mean sign is {choice.chain_sign:.2f}), "
-                "so that chains get stuck behind sign boundaries",
-                advice,
-                products=choice.products,
-                positive=choice.positive,
-                mean_sign=choice.chain_sign,
-            )
+        yield ModicumWarning(
+            "products-few",
+            f"{choice.products} products are too few: factors vary by "
+            f"{deviation / choice.products:.0%} of their size ({choice.positive:.1%} of the "
+            f"estimates are positive, and the expected mean sign is {choice.chain_sign:.2f}), "
+            "so that chains get stuck behind sign boundaries",
+            advice,
+            products=choice.products,
+            positive=choice.positive,
+            mean_sign=choice.chain_sign,
         )
-    return doubts
 
 
+@listed
 def look_back_signed(
     case: Case, room: int, blocks: int, refreshes: int, history: History
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Check the run by its recorded statistics; `room` is the capacity for factors."""
-    stats, doubts = history.stats, []
+    stats = history.stats
     negative = float(np.mean(stats["sign"] < 0))
     if negative > 0.005:
-        doubts.append(
-            ModicumWarning(
-                "signs-negative",
-                f"{negative:.1%} of the draws have a negative sign, and the chain crosses sign "
-                "boundaries only when rows are refreshed",
-                "use more products or more rows in each (batch)",
-                negative=negative,
-            )
+        yield ModicumWarning(
+            "signs-negative",
+            f"{negative:.1%} of the draws have a negative sign, and the chain crosses sign "
+            "boundaries only when rows are refreshed",
+            "use more products or more rows in each (batch)",
+            negative=negative,
         )
     near = float(np.mean(stats["smallest_factor"] < 0.1))
     if near > 0.01:
-        doubts.append(
-            ModicumWarning(
-                "sign-boundary",
-                f"{near:.0%} of the draws lie close to a sign boundary (a factor below 0.1), where "
-                "log |Lhat| is unbounded below and trajectories are turned back",
-                "use more products",
-                share=near,
-            )
+        yield ModicumWarning(
+            "sign-boundary",
+            f"{near:.0%} of the draws lie close to a sign boundary (a factor below 0.1), where "
+            "log |Lhat| is unbounded below and trajectories are turned back",
+            "use more products",
+            share=near,
         )
     full = float(np.mean(stats["factors"] >= 0.9 * room))
     if full > 0.001:
         anchor = 'anchor at the mode (anchor="mode") or ' if case.at_point else ""
-        doubts.append(
-            ModicumWarning(
-                "factors-full",
-                f"{full:.1%} of the draws used nearly all of the {room} factors that there is room "
-                "for, which truncates the tails of the posterior",
-                f"{anchor}use more products",
-                share=full,
-                room=room,
-            )
+        yield ModicumWarning(
+            "factors-full",
+            f"{full:.1%} of the draws used nearly all of the {room} factors that there is room "
+            "for, which truncates the tails of the posterior",
+            f"{anchor}use more products",
+            share=full,
+            room=room,
         )
     advice = "use more products or more blocks"
-    return doubts + _wandering(case, blocks, refreshes, history, advice)
+    yield from _wandering(case, blocks, refreshes, history, advice)
 
 
 # Both methods ------------------------------------------------------------------------------
@@ -367,67 +344,59 @@ def _crude(case: Case, m: int, smallest: int) -> CrudeControlVariateError:
         return CrudeControlVariateError(
             f"{case.n:,} {case.units} are too few for subsampling to pay ({m:,} would be "
             "used at every step)",
-            case.all_rows,
+            ALL_ROWS,
         )
     needed = f"{m:,} of {case.n:,} {case.units} would be needed at every step"
     if m > case.n:
         needed = f"more would be needed at every step than the {case.n:,} {case.units} there are"
     return CrudeControlVariateError(
-        f"the control variates are too crude here: {needed}", f"{case.remedy}, or {case.all_rows}"
+        f"the control variates are too crude here: {needed}", f"{case.remedy}, or {ALL_ROWS}"
     )
 
 
-def _more_than_all(case: Case, m: int) -> list[ModicumWarning]:
+def _more_than_all(case: Case, m: int) -> Iterator[ModicumWarning]:
     if m <= case.n:
-        return []
-    return [
-        ModicumWarning(
-            "subsample-exceeds-rows",
-            f"a subsample of {m:,} is larger than the data set of {case.n:,} {case.units}, so that "
-            "a step costs more than one on all rows, which would be exact",
-            case.all_rows,
-            subsample=m,
-            rows=case.n,
-        )
-    ]
+        return
+    yield ModicumWarning(
+        "subsample-exceeds-rows",
+        f"a subsample of {m:,} is larger than the data set of {case.n:,} {case.units}, so that "
+        "a step costs more than one on all rows, which would be exact",
+        ALL_ROWS,
+        subsample=m,
+        rows=case.n,
+    )
 
 
 def _wandering(
     case: Case, blocks: int, refreshes: int, history: History, if_refused: str
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Check how the subsample mixed, and how far the chains went from the anchor."""
-    doubts, accepted = [], float(history.stats["acceptance_rate_u"].mean())
+    accepted = float(history.stats["acceptance_rate_u"].mean())
     if accepted < 0.2:
-        doubts.append(
-            ModicumWarning(
-                "refreshes-refused",
-                f"only {accepted:.0%} of the subsample refreshes were accepted, so rows hardly "
-                "change",
-                if_refused,
-                accepted=accepted,
-            )
+        yield ModicumWarning(
+            "refreshes-refused",
+            f"only {accepted:.0%} of the subsample refreshes were accepted, so rows hardly change",
+            if_refused,
+            accepted=accepted,
         )
-    doubts += _far(case, history)
+    yield from _far(case, history)
     trace = history.stats["difference_estimate"]
     # Residuals that vanish (a quadratic log-likelihood) have nothing to mix.
     if history.position.shape[1] >= 100 and np.ptp(trace) > 0:
         effective = float(np.nanmin(ess(trace[..., None])))
         if effective < 50:
-            doubts.append(
-                ModicumWarning(
-                    "subsample-slow",
-                    f"the subsample mixes slowly: {trace.size} draws are worth "
-                    f"{effective:.0f} independent subsamples",
-                    f"raise `refreshes` (now {refreshes} of {blocks} blocks per iteration)"
-                    if refreshes < blocks
-                    else "use more draws (every block is refreshed at every iteration already)",
-                    ess=effective,
-                )
+            yield ModicumWarning(
+                "subsample-slow",
+                f"the subsample mixes slowly: {trace.size} draws are worth "
+                f"{effective:.0f} independent subsamples",
+                f"raise `refreshes` (now {refreshes} of {blocks} blocks per iteration)"
+                if refreshes < blocks
+                else "use more draws (every block is refreshed at every iteration already)",
+                ess=effective,
             )
-    return doubts
 
 
-def _far(case: Case, history: History) -> list[ModicumWarning]:
+def _far(case: Case, history: History) -> Iterator[ModicumWarning]:
     """Check how far the chains went from where residuals were studied, usually the anchor.
 
     With curves, pilot draws lie where the posterior does, however far from the anchor, and rows
@@ -443,12 +412,10 @@ def _far(case: Case, history: History) -> list[ModicumWarning]:
         where = "pilot draws by which rows were chosen: the pilot study does not hold"
     distance = float(np.abs(mean).max())
     if not distance > ANCHOR_FAR:
-        return []
-    return [
-        ModicumWarning(
-            "anchor-far",
-            f"the chains' mean lies {distance:.1f} posterior sd from the {where} there",
-            case.remedy_if_far,
-            distance=distance,
-        )
-    ]
+        return
+    yield ModicumWarning(
+        "anchor-far",
+        f"the chains' mean lies {distance:.1f} posterior sd from the {where} there",
+        case.remedy_if_far,
+        distance=distance,
+    )

@@ -6,7 +6,7 @@ after it, to check it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import Positive, check_settings
-from modicum.errors import ModicumWarning, SettingError
+from modicum.errors import ModicumWarning, SettingError, listed
 from modicum.kernels.designs import Drawn
 from modicum.kernels.gradients import SVRG, BaseGradientEstimator, Snapshot
 from modicum.kernels.integrators import Integrator
@@ -168,23 +168,23 @@ NOISE_LIMIT = 0.25  # gradient noise over injected noise, which makes variances 
 NOISE_CHAINS = 4  # chains at whose last positions the noise is measured
 
 
-def look_ahead(batch: int, n: int) -> list[ModicumWarning]:
+@listed
+def look_ahead(batch: int, n: int) -> Iterator[ModicumWarning]:
     """Check the size of a batch before the run."""
     if batch <= n:
-        return []
-    return [
-        ModicumWarning(
-            "batch-exceeds-rows",
-            f"a batch of {batch:,} is larger than the data set of {n:,} rows, so that a step "
-            "costs more than one on all rows, which would be exact",
-            f"use method='nuts' on all rows, or a batch below {n:,}",
-            batch=batch,
-            rows=n,
-        )
-    ]
+        return
+    yield ModicumWarning(
+        "batch-exceeds-rows",
+        f"a batch of {batch:,} is larger than the data set of {n:,} rows, so that a step "
+        "costs more than one on all rows, which would be exact",
+        f"use method='nuts' on all rows, or a batch below {n:,}",
+        batch=batch,
+        rows=n,
+    )
 
 
-def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
+@listed
+def look_back(task: Task, plan: Plan, history: History) -> Iterator[ModicumWarning]:
     """Check the run at its last positions; record the measurements in `plan.tuning`."""
     stats, position = history.stats, history.position
     h = float(stats["step_size"][0, -1])
@@ -194,16 +194,15 @@ def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
     if not finite.all():
         chain = int(np.argmin(finite.all(axis=1)))
         diverged = int((~finite.all(axis=1)).sum())
-        return [
-            ModicumWarning(
-                "chains-diverged",
-                f"{diverged} of {len(finite)} chains diverged to infinity (chain {chain} at draw "
-                f"{int(np.argmin(finite[chain]))}, and the draws before it are kept)",
-                f"use a smaller step_size (it was {h:.3g})",
-                chains=diverged,
-                step_size=h,
-            )
-        ]
+        yield ModicumWarning(
+            "chains-diverged",
+            f"{diverged} of {len(finite)} chains diverged to infinity (chain {chain} at draw "
+            f"{int(np.argmin(finite[chain]))}, and the draws before it are kept)",
+            f"use a smaller step_size (it was {h:.3g})",
+            chains=diverged,
+            step_size=h,
+        )
+        return
     ratio = _noise_ratio(task, plan, position, h)
     plan.tuning["gradient_noise"] = {
         "value": ratio,
@@ -211,7 +210,7 @@ def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
         f"coordinate, at the last positions of up to {NOISE_CHAINS} chains",
     }
     if ratio <= NOISE_LIMIT:
-        return []
+        return
     kernel, estimator = _parts(plan)
     effect = (
         f"so that variances come out about {1 + ratio:.3g} times too large"
@@ -225,16 +224,14 @@ def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
         remedies.append("a larger batch")
     if not estimator.small_gradients and not kernel.integrator.needs_raw_gradients:
         remedies.append("control variates")
-    return [
-        ModicumWarning(
-            "gradient-noise",
-            f"the noise of the stochastic gradient is {ratio:.2g} times the noise of the dynamics, "
-            f"{effect}: these are not draws of the posterior",
-            _either(remedies),
-            ratio=ratio,
-            step_size=h,
-        )
-    ]
+    yield ModicumWarning(
+        "gradient-noise",
+        f"the noise of the stochastic gradient is {ratio:.2g} times the noise of the dynamics, "
+        f"{effect}: these are not draws of the posterior",
+        _either(remedies),
+        ratio=ratio,
+        step_size=h,
+    )
 
 
 def _either(remedies: list[str]) -> str:
