@@ -344,7 +344,7 @@ def test_the_laboratory_does_use_the_library(laboratory):
         "from modicum import kernels",
         "import modicum.runtime",
         "def late():\n    from modicum.run import Chains",
-        "import modicum as mo\nmo.methods.ecs.pilot",
+        "import modicum as mo\nmo.methods.pilot.study",
         "import modicum as mo\nmo.models.target",
         "import modicum\nmodicum._hidden",
         "patch('modicum.datasets.source.fetch', None)",

@@ -6,7 +6,7 @@ from functools import cache
 import jax
 import pytest
 
-from modicum.methods.ecs import pilot_draws as pilot_chains
+from modicum.methods.pilot import pilot_draws as pilot_chains
 from modicum.run import iterations
 from modicum.runtime import FAST_COMPILE, known_options
 

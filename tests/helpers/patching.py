@@ -31,14 +31,14 @@ PLAIN = (
     "modicum.methods.cost",
     "modicum.methods.ecs.fusing._can_lower",
     "modicum.methods.ecs.hmc_ecs.DelayedAcceptanceKernel",  # kernels are passed by value
-    "modicum.methods.ecs.anchored_proxy.MANY",
-    "modicum.methods.ecs.anchored_proxy.row_factor",
+    "modicum.methods.pilot.anchored_proxy.MANY",
+    "modicum.methods.pilot.anchored_proxy.row_factor",
     "modicum.methods.ecs.paper_schedule.STAGES",
-    "modicum.methods.ecs.pilot.PILOT_ROWS",
-    "modicum.methods.ecs.pilot.may_be_curved",
-    "modicum.methods.ecs.pilot.run_pilot_chains",
-    "modicum.methods.ecs.pilot_draws._chains",  # a whole loop: compiled code never calls it
-    "modicum.methods.ecs.pilot_residuals.BLOCK",
+    "modicum.methods.pilot.study.PILOT_ROWS",
+    "modicum.methods.pilot.study.may_be_curved",
+    "modicum.methods.pilot.study.run_pilot_chains",
+    "modicum.methods.pilot.pilot_draws._chains",  # a whole loop: compiled code never calls it
+    "modicum.methods.pilot.pilot_residuals.BLOCK",
     "modicum.methods.full_data.HMC.move",
     "modicum.methods.full_data.curves_on_all_rows",
     "modicum.models.integrated.FEWEST_NODES",

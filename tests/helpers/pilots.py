@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from modicum.methods.ecs import pilot
-from modicum.methods.ecs.pilot_residuals import Pilot
+from modicum.methods.pilot import study as pilot
+from modicum.methods.pilot.pilot_residuals import Pilot
 
 FEW = 1_024
 

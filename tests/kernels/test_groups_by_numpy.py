@@ -8,7 +8,7 @@ import modicum as mo
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.expansion import group_proxy, in_expansion_coordinates, variance_unit
 from modicum.ledger import Ledger
-from modicum.methods.ecs.pilot_residuals import evaluate, slopes
+from modicum.methods.pilot.pilot_residuals import evaluate, slopes
 from modicum.models import IntegratedEffects, Target
 from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
 from modicum.runtime import in_double_precision

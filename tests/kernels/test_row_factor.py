@@ -10,7 +10,7 @@ from helpers.targets import Conjugate, flat_draws, normal_faults
 from modicum.kernels import control_variates as module
 from modicum.kernels.control_variates import relative_error, row_factor, share_of_work, whitened
 from modicum.kernels.protocols import RowFactor
-from modicum.methods.ecs import anchored_proxy
+from modicum.methods.pilot import anchored_proxy
 
 RUN = {"draws": 1_500, "tune": 300, "chains": 2, "random_seed": 1, "progressbar": False}
 

@@ -36,7 +36,7 @@ from modicum.kernels.gradients import Taylor
 from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.moves import HMCMove
 from modicum.kernels.protocols import StochasticGradientContext
-from modicum.methods.drawn_rows import sample_on_host
+from modicum.methods.weights import sample_on_host
 
 M = mo.models
 

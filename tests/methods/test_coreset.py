@@ -23,9 +23,9 @@ from modicum.kernels.energy_conserving import (
 from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables
 from modicum.kernels.moves import HMCMove
 from modicum.methods.ecs.composition import cached_coreset
-from modicum.methods.ecs.coreset import FarOut
-from modicum.methods.ecs.pilot_residuals import reweighted
 from modicum.methods.ecs.signed_products import LowerBound
+from modicum.methods.pilot.coreset import FarOut
+from modicum.methods.pilot.pilot_residuals import reweighted
 
 Z = np.array([0.7, -1.2, 0.4, 0.9])
 BY_HAND = {"certainty": 0, "batch": 5, "products": 60, "levels": False}

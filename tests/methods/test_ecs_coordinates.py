@@ -9,7 +9,7 @@ from helpers.targets import TIMES, sums_of
 from modicum.diagnostics import mcse
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.kernels.expansion import POWERS, bend
-from modicum.methods.ecs.anchored_proxy import choose_coordinates
+from modicum.methods.pilot.anchored_proxy import choose_coordinates
 from modicum.passes import anchor_at_mode
 from modicum.runtime import in_double_precision
 

@@ -6,7 +6,7 @@ import pytest
 import modicum as mo
 from helpers.interrupted import planned
 from modicum.diagnostics import mcse, r_hat
-from modicum.methods.ecs import pilot
+from modicum.methods.pilot import study as pilot
 
 WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25, 30)]
 LEVELS = [(600, 150), (300, 15), (40, 2), *WITHOUT]  # rows and events of each

@@ -13,11 +13,11 @@ from helpers.interrupted import planned
 from helpers.pilots import moments
 from helpers.targets import logistic_rows
 from modicum.kernels.control_variates import LinearTaylor
-from modicum.methods.ecs.pilot_residuals import (
+from modicum.methods.ecs.subsample import choose, refresh_acceptance
+from modicum.methods.pilot.pilot_residuals import (
     Bias,
     evaluate,
 )
-from modicum.methods.ecs.subsample import choose, refresh_acceptance
 from modicum.methods.weights import expected_residuals
 
 DRAWS = np.random.default_rng(1).normal(size=(8, 4))

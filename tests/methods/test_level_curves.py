@@ -22,7 +22,7 @@ from modicum.kernels.control_variates import (
     rows_along_levels,
 )
 from modicum.kernels.residuals_by_numpy import NumPyRows
-from modicum.methods.ecs import level_curves
+from modicum.methods.pilot import level_curves
 from modicum.passes import anchor_at_mode
 
 N, LEVELS = 6_000, 12

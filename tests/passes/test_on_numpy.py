@@ -10,7 +10,7 @@ from helpers.targets import gaussian_rows, logistic_rows, poisson_rows, sums_of
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.control_variates import proxy as proxy_at
 from modicum.linalg.columns import DenseMatrix
-from modicum.methods.ecs.pilot_residuals import evaluate, slopes
+from modicum.methods.pilot.pilot_residuals import evaluate, slopes
 from modicum.methods.weights import expected_residuals
 from modicum.models import Target
 from modicum.passes import anchor_at, engine

@@ -11,8 +11,7 @@ import pytest
 
 import modicum as mo
 from modicum.kernels.designs import Weighted, certainty_rows, weight_tables
-from modicum.methods.drawn_rows import sample_on_host
-from modicum.methods.weights import rows_for_chains, tables_for_chains
+from modicum.methods.weights import rows_for_chains, sample_on_host, tables_for_chains
 from modicum.passes.engine import LocalEngine, chunk_rows
 from modicum.passes.ray_engine import NumbersAtWorkers, RayEngine, Shards
 from modicum.passes.worker import Parcel, Worker

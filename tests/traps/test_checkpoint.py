@@ -14,7 +14,7 @@ from helpers import toy
 from helpers.interrupted import planned
 from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
-from modicum.methods.ecs import pilot
+from modicum.methods.pilot import study as pilot
 from modicum.run import checkpoint as module
 from modicum.run.checkpoint import Checkpoint
 

@@ -17,9 +17,9 @@ from helpers.compiling import optimised_chains
 from helpers.interrupted import planned
 from helpers.targets import TIMES, all_of, logistic_rows, mean_and_error, quick, sums_of
 from modicum.errors import ModicumWarning
-from modicum.methods.ecs.pilot_residuals import Tails
 from modicum.methods.ecs.run_checks import BOUND_FALLS, UNFIT, Case, check_tails, withdraw_bound
 from modicum.methods.method import Task
+from modicum.methods.pilot.pilot_residuals import Tails
 from modicum.models import Target
 from modicum.passes.curvature import expanded_prior
 

@@ -18,9 +18,9 @@ A rare level of a factor has few rows, so its coefficient varies a lot, and the 
 of all its rows are poor at the same draws. But the predictors of these rows move together. Along
 the direction in which they do, the remainder of a row's expansion is subtracted from its residual,
 and the sum of these remainders over all rows, a function of one number per level, is added to the
-proxy: `methods.ecs.level_curves` tabulates it. What is left to estimate is how the rows of a level
-differ, some hundred times less. A row belongs to the column with the largest |x_j| s_j, with s_j
-the sd of the coefficient given all others, unless that is small. The pass over all rows and the
+proxy: `methods.pilot.level_curves` tabulates it. What is left to estimate is how the rows of a
+level differ, some hundred times less. A row belongs to the column with the largest |x_j| s_j, with
+s_j the sd of the coefficient given all others, unless that is small. The pass over all rows and the
 kernels must agree on the column, for every row. So it depends on one product in float64 per entry,
 which all compilers round alike.
 """

@@ -17,13 +17,13 @@ from modicum.errors import ConvergenceError, CrudeControlVariateError, NoModeErr
 from modicum.methods.cost import Work, affordable, duration, is_short, seconds_for
 from modicum.methods.ecs import HMCECS
 from modicum.methods.ecs.composition import Examined
-from modicum.methods.ecs.pilot import Weights, weigh
-from modicum.methods.ecs.pilot_draws import ANCHOR_FAR
 from modicum.methods.ecs.run_checks import COSTLY, DOUBTED, MISLED, UNFIT
 from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import NUTS, WIDER
 from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, NormalDensity, Verdict
 from modicum.methods.method import Method, Parameters, Plan, Task
+from modicum.methods.pilot.pilot_draws import ANCHOR_FAR
+from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import KEPT, may_be_curved, skewed_axes
 from modicum.methods.without_mode import may_have_mean
 from modicum.runtime import in_double_precision

@@ -49,10 +49,10 @@ from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.remainder import About, remainder
 from modicum.kernels.residuals_by_numpy import NumPyRows, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
-from modicum.methods.ecs.anchored_proxy import StudySettings, check_task
-from modicum.methods.ecs.pilot import Weights, weigh
 from modicum.methods.method import Method, Outcome, Plan, Task, Tuning
 from modicum.methods.nested_draws import Pooled, nested_draws
+from modicum.methods.pilot.anchored_proxy import StudySettings, check_task
+from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import explain_curves
 from modicum.models import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, Batch

@@ -1,7 +1,7 @@
 """Energy-conserving subsampling: settings of its methods, and how a run is composed.
 
-A run goes through the stages of a pilot study (`modicum.methods.ecs.pilot`). Then a method chooses
-its subsample from the residuals, which with the study is all that its kernel depends on.
+A run goes through the stages of a pilot study (`modicum.methods.pilot`). Then a method chooses its
+subsample from the residuals, which with the study is all that its kernel depends on.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.likelihood_estimates import Estimator
 from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
 from modicum.kernels.protocols import ControlVariate, Move
-from modicum.methods.ecs.anchored_proxy import StudySettings, check_task
-from modicum.methods.ecs.coreset import Coreset
 from modicum.methods.ecs.fusing import Fused, fused_kernel, fusing_obstacle
-from modicum.methods.ecs.pilot import Study, Weights, study_rows, weigh
 from modicum.methods.ecs.run_checks import Case
 from modicum.methods.ecs.subsample import Tuned, cheapest_certainty, with_reason
 from modicum.methods.method import (
@@ -41,6 +38,9 @@ from modicum.methods.method import (
     Tuning,
     account,
 )
+from modicum.methods.pilot.anchored_proxy import StudySettings, check_task
+from modicum.methods.pilot.coreset import Coreset
+from modicum.methods.pilot.study import Study, Weights, study_rows, weigh
 from modicum.methods.skewed_axes import explain_curves
 from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.methods.whole_groups import GroupDesign, group_tables, uneven_groups

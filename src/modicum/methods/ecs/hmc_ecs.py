@@ -23,7 +23,6 @@ from modicum.kernels.likelihood_estimates import LIKELIHOODS, BlockPoisson, Esti
 from modicum.methods.cost import slow_run
 from modicum.methods.ecs.composition import BurnIn, EnergyConserving, Examined, check_blocks
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in
-from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.run_checks import (
     ALL_ROWS,
     MISLED,
@@ -41,6 +40,7 @@ from modicum.methods.ecs.run_checks import (
 from modicum.methods.ecs.signed_products import ProductChoice, choose_products
 from modicum.methods.ecs.subsample import Choice, choose
 from modicum.methods.method import Chosen, Outcome, Plan, Task, account
+from modicum.methods.pilot.study import Study
 from modicum.methods.without_mode import FullLogPosterior, may_have_mean
 from modicum.run.runner import History
 from modicum.runtime import Pytree, in_double_precision

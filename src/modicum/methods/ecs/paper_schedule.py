@@ -19,10 +19,10 @@ from modicum.methods.ecs.composition import (
     floats_per_iteration,
     rows_in_order,
 )
-from modicum.methods.ecs.pilot import Study, study_rows, weigh
 from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import HMC
 from modicum.methods.method import Task, Tuning
+from modicum.methods.pilot.study import Study, study_rows, weigh
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
 from modicum.run.chains import Chains

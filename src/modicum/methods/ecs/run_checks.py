@@ -14,12 +14,12 @@ import numpy as np
 
 from modicum.diagnostics import ess
 from modicum.errors import CrudeControlVariateError, ModicumWarning, listed
-from modicum.methods.ecs.anchored_proxy import StudySettings
-from modicum.methods.ecs.pilot_draws import ANCHOR_FAR, FAR, PilotChains
-from modicum.methods.ecs.pilot_residuals import Pilot, Tails
 from modicum.methods.ecs.signed_products import DEVIATIONS, FEWEST, NEARLY_ALL, ProductChoice
 from modicum.methods.ecs.subsample import NOISY, Choice, seldom_exceeded
 from modicum.methods.method import Tuning
+from modicum.methods.pilot.anchored_proxy import StudySettings
+from modicum.methods.pilot.pilot_draws import ANCHOR_FAR, FAR, PilotChains
+from modicum.methods.pilot.pilot_residuals import Pilot, Tails
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.run.runner import History
 

@@ -24,10 +24,10 @@ from modicum.kernels.likelihood_estimates import (
     BlockPoissonTables,
     poisson_chance,
 )
-from modicum.methods.ecs.coreset import Coreset
-from modicum.methods.ecs.pilot_residuals import Pilot, representatives
 from modicum.methods.ecs.subsample import NOISE, Tuned, cost_per_draw, refresh_acceptance
 from modicum.methods.method import Tuning
+from modicum.methods.pilot.coreset import Coreset
+from modicum.methods.pilot.pilot_residuals import Pilot, representatives
 from modicum.random import Stream, generator
 
 SHARP = 1e6  # (mean / sd)^2 / 2 of a factor above which the mixture has too many terms

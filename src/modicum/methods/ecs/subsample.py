@@ -12,10 +12,10 @@ from typing import Literal, TypeVar
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from modicum.methods.drawn_rows import cheapest_number
-from modicum.methods.ecs.coreset import Coreset
-from modicum.methods.ecs.pilot_residuals import Bias, Pilot
 from modicum.methods.method import Chosen, Tuning
+from modicum.methods.pilot.coreset import Coreset
+from modicum.methods.pilot.pilot_residuals import Bias, Pilot
+from modicum.methods.weights import cheapest_number
 from modicum.runtime import Pytree
 
 SMALLEST = 30

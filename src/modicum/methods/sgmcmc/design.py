@@ -23,9 +23,8 @@ from modicum.kernels.designs import (
     certainty_rows,
 )
 from modicum.linalg.columns import model_matrix
-from modicum.methods.drawn_rows import cheapest_number
 from modicum.methods.method import Task
-from modicum.methods.weights import design_tables, expected_residuals
+from modicum.methods.weights import cheapest_number, design_tables, expected_residuals
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.engine import map_in_blocks

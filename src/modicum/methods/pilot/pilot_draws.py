@@ -29,7 +29,7 @@ from modicum.kernels.moves import follow, path_chances, path_size
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.whitening import straighten
 from modicum.linalg.arrow import ArrowFactor
-from modicum.methods.ecs.pilot_residuals import reweighted
+from modicum.methods.pilot.pilot_residuals import reweighted
 from modicum.models.model import Batch
 from modicum.random import Stream, generator, symmetric_uniforms
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit, to_device

@@ -35,14 +35,14 @@ from modicum.kernels.control_variates import (
 from modicum.kernels.expansion import POWERS, bend, group_proxy, variance_unit
 from modicum.kernels.protocols import Bend, ControlVariate, Proxy
 from modicum.linalg.arrow import ArrowFactor
-from modicum.methods.ecs.pilot_draws import (
+from modicum.methods.method import Chosen, Task, Tuning
+from modicum.methods.pilot.pilot_draws import (
     SHARED,
     PilotDraws,
     log_proxies,
     pilot_draws,
     straightened,
 )
-from modicum.methods.method import Chosen, Task, Tuning
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modicum.methods.ecs.pilot_residuals import Residuals, representatives, reweighted
+from modicum.methods.pilot.pilot_residuals import Residuals, representatives, reweighted
 from modicum.random import Stream, generator
 
 DISTANCES = (3.0, 5.0, 8.0, 10.0)  # posterior sds from the mean, along each axis

@@ -31,16 +31,16 @@ from modicum.kernels.designs import (
 )
 from modicum.kernels.protocols import LevelCurves, Proxy
 from modicum.kernels.whitening import Curves, along_curves
-from modicum.methods.drawn_rows import SampledRows
-from modicum.methods.ecs.anchored_proxy import (
+from modicum.methods.method import Task
+from modicum.methods.pilot.anchored_proxy import (
     AnchoredProxy,
     StudySettings,
     expand,
     with_row_factor,
 )
-from modicum.methods.ecs.coreset import DISTANCES, Coreset, fit_coreset
-from modicum.methods.ecs.level_curves import level_curves
-from modicum.methods.ecs.pilot_draws import (
+from modicum.methods.pilot.coreset import DISTANCES, Coreset, fit_coreset
+from modicum.methods.pilot.level_curves import level_curves
+from modicum.methods.pilot.pilot_draws import (
     ANCHOR_FAR,
     FAR,
     OF_LEVELS,
@@ -50,10 +50,14 @@ from modicum.methods.ecs.pilot_draws import (
     PilotChains,
     run_pilot_chains,
 )
-from modicum.methods.ecs.pilot_residuals import Pilot, Residuals, Tails, evaluate
-from modicum.methods.method import Task
+from modicum.methods.pilot.pilot_residuals import Pilot, Residuals, Tails, evaluate
 from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
-from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
+from modicum.methods.weights import (
+    SampledRows,
+    design_tables,
+    ends_near_the_mode,
+    expected_residuals,
+)
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.no_mode import first_bad_row
