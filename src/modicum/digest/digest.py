@@ -156,53 +156,6 @@ def anchor_left(distance: float) -> ModicumWarning:
     )
 
 
-def parts_mixed_up(error: float) -> ModicumWarning:
-    """Warn that removed rows may have come from any of several added digests."""
-    return ModicumWarning(
-        "digest-crude",
-        "the digest is the sum of several digests expanded about different points, and the rows it "
-        "keeps show only roughly which of them the removed rows came from, which leaves posterior "
-        f"means uncertain by up to {error:.2g} posterior sd",
-        "remove rows from the digest that holds them before it is added to others",
-        error=error,
-    )
-
-
-def overlap(shared: int) -> ModicumWarning:
-    """Warn that two added digests have equal rows."""
-    return ModicumWarning(
-        "digest-overlap",
-        f"{shared:,} rows that occur once in each of the two digests are equal, and count twice if "
-        "they are the same observations",
-        "add digests of different rows, or remove the shared rows from one of them; if equal rows "
-        "are different observations, ignore this warning",
-        rows=shared,
-    )
-
-
-def unknown_rows(removed: int, present: int, pool: int) -> ModicumWarning:
-    """Warn that the pool holds fewer of the removed rows than chance allows."""
-    return ModicumWarning(
-        "digest-unknown-rows",
-        f"of {removed:,} removed rows {present:,} are among the {pool:,} rows that the digest "
-        "keeps, fewer than expected if all of them had been in its data",
-        "remove only rows that were in the data, with the values they had then",
-        removed=removed,
-        present=present,
-    )
-
-
-def pool_crude(size: int, error: float) -> ModicumWarning:
-    """Warn that the pool is too small."""
-    return ModicumWarning(
-        "digest-crude",
-        f"the {size:,} rows of the digest leave posterior means uncertain by up to {error:.2g} "
-        "posterior sd",
-        "make the digest again from all rows, and keep more of them (size)",
-        error=error,
-    )
-
-
 DRAWS = 32  # draws from the normal approximation at which the pool's error is measured
 BLOCK = 4096  # rows of the pool expanded at a time
 FAR = 3.0  # posterior sds between anchor and mode beyond which the digest should be made again
@@ -393,7 +346,15 @@ class Digest:
         if distance > FAR:
             notes.append(anchor_left(distance))
         if error > CRUDE:
-            notes.append(pool_crude(len(self.pool), error))
+            notes.append(
+                ModicumWarning(
+                    "digest-crude",
+                    f"the {len(self.pool):,} rows of the digest leave posterior means uncertain by "
+                    f"up to {error:.2g} posterior sd",
+                    "make the digest again from all rows, and keep more of them (size)",
+                    error=error,
+                )
+            )
         return notes
 
     # Use ---------------------------------------------------------------------------------------
@@ -455,7 +416,16 @@ class Digest:
         )
         shared, single = self.pool.shared(other.pool)
         if shared >= max(FEW_SHARED, SHARED * single):
-            warn(overlap(shared))
+            warn(
+                ModicumWarning(
+                    "digest-overlap",
+                    f"{shared:,} rows that occur once in each of the two digests are equal, and "
+                    "count twice if they are the same observations",
+                    "add digests of different rows, or remove the shared rows from one of them; if "
+                    "equal rows are different observations, ignore this warning",
+                    rows=shared,
+                )
+            )
         return joined.guarded()
 
     def add(self, rows: object) -> Digest:
@@ -508,7 +478,17 @@ class Digest:
         pool, parts_left = self.pool.without(removed_rows).parts_used()
         least, present = self.pool.presence(removed_rows)
         if least < UNLIKELY:
-            warn(unknown_rows(len(removed_rows), present, len(self.pool)))
+            warn(
+                ModicumWarning(
+                    "digest-unknown-rows",
+                    f"of {len(removed_rows):,} removed rows {present:,} are among the "
+                    f"{len(self.pool):,} rows that the digest keeps, fewer than expected if all of "
+                    "them had been in its data",
+                    "remove only rows that were in the data, with the values they had then",
+                    removed=len(removed_rows),
+                    present=present,
+                )
+            )
         remaining = replace(
             self,
             number=self.number - len(removed_rows),
@@ -522,7 +502,16 @@ class Digest:
         _, mode, factor = remaining._normal
         error = removed.error(mode[: len(self.total.point)], factor)
         if error > CRUDE:
-            warn(parts_mixed_up(error))
+            warn(
+                ModicumWarning(
+                    "digest-crude",
+                    "the digest is the sum of several digests expanded about different points, and "
+                    "the rows it keeps show only roughly which of them the removed rows came from, "
+                    f"which leaves posterior means uncertain by up to {error:.2g} posterior sd",
+                    "remove rows from the digest that holds them before it is added to others",
+                    error=error,
+                )
+            )
         return remaining.guarded()
 
     def guarded(self) -> Digest:
@@ -721,7 +710,8 @@ def digest(
     """
     refuse_forked()
     if isinstance(model, Posterior):
-        model, rows = _model_and_rows(model, rows)
+        post, model = model, model.fitted_model()
+        rows = rows_of_fit(rows, post.fit_rows, "a digest")
     data = check_model_and_rows(model, rows, ", or a posterior")
     if like is not None and not isinstance(like, Digest):
         raise SettingError(f"like must be another digest, not {type(like).__name__}.")
@@ -733,18 +723,6 @@ def digest(
         if like is not None:
             return like.shard(model, data, size, seed, passing)
         return _make(model, data, size, seed, passing)
-
-
-def _model_and_rows(post: Posterior, rows: object) -> tuple[BaseModel, Rows]:
-    """Return the model of a posterior, and `rows` in the encoding of its fit."""
-    predictor = post.restore_predictor()
-    if not isinstance(predictor, ModelPredictor):
-        raise SettingError(
-            "this posterior has no model: it was made without one, or it was loaded from a file, "
-            "which does not keep user-defined models; use Posterior.load(path, model=...)."
-        )
-    known = rows_of_fit(rows, post.fit_rows, "a digest")
-    return predictor.model, known
 
 
 def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:

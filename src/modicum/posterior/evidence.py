@@ -27,7 +27,7 @@ from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, T
 from modicum.models.covariances import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Sums
-from modicum.passes.curvature import expanded_prior
+from modicum.passes.curvature import Curvature, curvature
 from modicum.posterior.draws import averaged_draws, require_positive_sum
 from modicum.posterior.exactness import WORST_TAIL
 from modicum.posterior.fit_rows import RowsLike
@@ -59,6 +59,17 @@ class NormalProposal(NamedTuple):
     factor: np.ndarray
 
     @classmethod
+    def expanding(cls, at: Curvature) -> NormalProposal | None:
+        """Return the normal with this expansion of its log-density; None if it is not concave."""
+        if not np.isfinite(at.dense_precision).all():
+            return None
+        try:
+            factor = np.linalg.inv(np.linalg.cholesky(at.dense_precision)).T
+        except np.linalg.LinAlgError:
+            return None
+        return cls(at.point + factor @ (factor.T @ at.gradient), factor)
+
+    @classmethod
     def fitted(
         cls, sums: Sums, draws: np.ndarray, weights: np.ndarray, purpose: str
     ) -> NormalProposal:
@@ -73,12 +84,9 @@ class NormalProposal(NamedTuple):
         effective = weights.sum() ** 2 / (weights**2).sum()
         cov = (weights[:, None] * centred).T @ centred / weights.sum()
         if len(mean) ** 2 / (2 * effective) > NOISY:
-            _, _, hessian = sums.hessian(mean, purpose)
-            precision = -(hessian + expanded_prior(sums.target, mean)[2])
-            try:
-                return cls(mean, np.linalg.inv(np.linalg.cholesky(precision)).T)
-            except np.linalg.LinAlgError:  # not concave at the mean: use the draws' covariance
-                pass
+            normal = cls.expanding(curvature(sums, mean, purpose))
+            if normal is not None:  # else it is not concave at the mean
+                return cls(mean, normal.factor)
         return cls(mean, np.linalg.cholesky(cov))
 
     def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:

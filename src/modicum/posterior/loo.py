@@ -42,7 +42,7 @@ from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_nu
 from modicum.ledger import Ledger
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums
-from modicum.passes.curvature import expanded_prior
+from modicum.passes.curvature import curvature, plus
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
 from modicum.posterior.draws import (
     Draws,
@@ -144,7 +144,7 @@ def leave_out_anew(
     if len(mean) > DENSE_LIMIT:
         return elpd, pareto_k
     units = [(int(row), float(part)) for row, part in zip(row_ids, share, strict=True)]
-    about = _expand(sums, mean).normal()
+    about = NormalProposal.expanding(curvature(sums, mean, "leave-one-out"))
     if about is None:
         return elpd, pareto_k
     rng = generator(random_seed, Stream.LEFT_OUT_POINTS)
@@ -163,25 +163,6 @@ def leave_out_anew(
     return elpd, pareto_k
 
 
-class _Expansion(NamedTuple):
-    """A log-density expanded about a point: value, gradient and negative Hessian."""
-
-    value: float
-    centre: np.ndarray
-    slope: np.ndarray
-    precision: np.ndarray
-
-    def normal(self) -> NormalProposal | None:
-        """Return the normal with this log-density; None if the precision is not positive."""
-        if not np.isfinite(self.precision).all():
-            return None
-        try:
-            factor = np.linalg.inv(np.linalg.cholesky(self.precision)).T
-        except np.linalg.LinAlgError:
-            return None
-        return NormalProposal(self.centre + factor @ (factor.T @ self.slope), factor)
-
-
 def _normal_without(sums: Sums, start: np.ndarray, row: int, share: float) -> NormalProposal | None:
     """Return the normal at the mode of the posterior without a row; None if there is no mode."""
     alone = sums.rows.subset(np.array([row]))
@@ -192,25 +173,24 @@ def _normal_without(sums: Sums, start: np.ndarray, row: int, share: float) -> No
     best, base, step = -np.inf, start, np.zeros_like(start)
     for _ in range(STEPS):
         at = base + step
-        with_row, removed = _expand(sums, at), own.hessian(at, "leave-one-out")
-        value = with_row.value - weight * removed[0]
-        if not value >= best - ROUNDING * abs(best):  # overshot: halve the step
+        with_row = curvature(sums, at, "leave-one-out")
+        C, A, B = own.hessian(at, "leave-one-out")
+        without = replace(
+            with_row,
+            C=with_row.C - weight * C,
+            A=with_row.A - weight * A,
+            B=plus(with_row.B, -weight * B),
+        )
+        if not without.log_posterior >= best - ROUNDING * abs(best):  # overshot: halve the step
             step = step / 2
             continue
-        slope = with_row.slope - weight * removed[1]
-        normal = _Expansion(value, at, slope, with_row.precision + weight * removed[2]).normal()
+        normal = NormalProposal.expanding(without)
         if normal is None:
             return None
-        best, base, step = value, at, normal.mean - at
+        best, base, step = without.log_posterior, at, normal.mean - at
         if np.linalg.norm(np.linalg.solve(normal.factor, step)) < CLOSE:
             return normal
     return None
-
-
-def _expand(sums: Sums, at: np.ndarray) -> _Expansion:
-    value, slope, hessian = sums.hessian(at, "leave-one-out")
-    prior, prior_uphill, prior_hessian = expanded_prior(sums.target, at)
-    return _Expansion(value + prior, at, slope + prior_uphill, -(hessian + prior_hessian))
 
 
 def _row_values(sums: Sums, row: int, points: np.ndarray) -> np.ndarray:
