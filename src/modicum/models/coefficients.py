@@ -157,6 +157,12 @@ class CoefficientPriors(BaseModel):
         return self.groups  # type: ignore[return-value]  # `__post_init__` made them so
 
     @property
+    def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
+        """Number of effects and concentration of each term whose effects are correlated."""
+        groups = () if self.resolved_priors is None else self.resolved_priors.groups
+        return tuple((len(g.sds), g.correlation.eta) for g in groups if g.partials)
+
+    @property
     def has_groups(self) -> bool:  # type: ignore[override]
         """Whether there are effects of groups among the coefficients."""
         return bool(self.groups)

@@ -129,6 +129,12 @@ class IntegratedEffects(GroupIntegrals):
         return (self.term, *self.family.group_terms)
 
     @property
+    def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
+        """That of the integrated effects, and those of the family's explicit ones."""
+        own = ((self.effects, self.concentration),) if self.covariance.pairs else ()
+        return (*own, *self.family.lkj_priors)
+
+    @property
     def integrated_group(self) -> str:  # type: ignore[override]
         """The group."""
         return self.group

@@ -29,6 +29,8 @@ from modicum.models.terms import check_groups, common_columns
 from modicum.rows import Rows
 from modicum.runtime import Array
 
+Draws: TypeAlias = Mapping[str, np.ndarray]  # of reported parameters
+MeanOutcome: TypeAlias = Callable[[], float]  # which may take a pass over the rows
 Derivatives: TypeAlias = tuple[jax.Array, ...]  # f and its derivatives, elementwise over rows
 NEW_GROUP_NODES = 21  # quadrature nodes that average over the effects of new groups
 
@@ -232,6 +234,15 @@ class LinearPredictorModel(CoefficientPriors):
             return jax.vmap(self.mean)(predictors)
         variance = sum(self.new_group_variances(theta, batch), jnp.zeros(()))
         return self.mean_over(predictors, jnp.sqrt(variance))
+
+    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
+        """Variance of a row's noise on the scale of the predictor: one number, or one per draw."""
+        del draws, mean
+        raise SettingError(
+            f"the noise of {type(self).__name__} has no established variance on the scale of the "
+            "linear predictor, so that there is no intraclass correlation; compare group_sd "
+            "instead."
+        )
 
     def mean_over(self, predictors: jax.Array, sd: jax.Array) -> jax.Array:
         """Mean outcome of each row, averaged over a normal first predictor with this sd."""

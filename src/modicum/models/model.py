@@ -38,6 +38,7 @@ class BaseModel(ABC):
     has_groups: bool = False  # whether the parameters include group effects
     group_terms: tuple[GroupTerm, ...] = ()  # whose effects vary between the levels of a factor
     integrated_group: str | None = None  # the factor whose effects are integrated out
+    lkj_priors: tuple[tuple[int, float], ...] = ()  # size and concentration of each correlation
     dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
     outcome_field: str = "y"  # field that is predicted, simulated and checked
 

@@ -23,7 +23,7 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.diagnostics import ess
 from modicum.diagnostics.pareto import LEAST, rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
-from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models import Target
 from modicum.models.covariances import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Sums
@@ -175,15 +175,13 @@ def log_evidence(
     proposal = NormalProposal.fitted(sums, draws[~bridge], weights[~bridge], "evidence")
     rng = generator(random_seed, Stream.EVIDENCE)
     new = proposal.draw(rng, points)
-    log_ratio = log_joint(sums, new, "evidence") - proposal.log_density(new)
-    log_ratio += _log_constant(model)
+    constant = sum(unnormalized_lkj_integral(*prior) for prior in model.lkj_priors)
+    log_ratio = log_joint(sums, new, "evidence") - proposal.log_density(new) - constant
     averaged, tail = average(log_ratio)
     if tail <= WORST_TAIL:
         return averaged
     half = draws[bridge]
-    draws_ratio = (
-        log_joint(sums, half, "evidence") - proposal.log_density(half) + _log_constant(model)
-    )
+    draws_ratio = log_joint(sums, half, "evidence") - proposal.log_density(half) - constant
     bridged = _bridge_sampling(draws_ratio, weights[bridge], log_ratio)
     _warn_if_uncertain(bridged, tail)
     return bridged
@@ -200,16 +198,6 @@ def _require_enough(target: Target, total: int) -> None:
             f"{too_few(total, 'draw')} for the covariance of {target.size:,} "
             f"parameters; {max(FEWEST, 4 * target.size):,} or more are needed: sample more."
         )
-
-
-def _log_constant(model: BaseModel) -> float:
-    """Return the log normalising constant of LKJ priors, which sampling omits."""
-    if isinstance(model, IntegratedEffects) and model.covariance.pairs:
-        return -unnormalized_lkj_integral(model.effects, model.concentration)
-    if not isinstance(model, LinearPredictorModel) or model.resolved_priors is None:
-        return 0.0
-    correlated = [group for group in model.resolved_priors.groups if group.partials]
-    return -sum(unnormalized_lkj_integral(len(g.sds), g.correlation.eta) for g in correlated)
 
 
 def _bridge_sampling(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -> Evidence:

@@ -34,16 +34,6 @@ from modicum.errors import (
 )
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, GroupTerm, IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.families import (
-    Binomial,
-    Cloglog,
-    Gaussian,
-    Logistic,
-    NegativeBinomial,
-    Ordinal,
-    Poisson,
-    Probit,
-)
 from modicum.models.model import Batch
 from modicum.models.terms import effect_columns
 from modicum.passes import LocalEngine, units_of
@@ -364,10 +354,6 @@ def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> 
     )
 
 
-# Variance of the latent variable whose sign, or whose interval between cutpoints, is the outcome.
-LATENT = {"logit": np.pi**2 / 3, "probit": 1.0, "cloglog": np.pi**2 / 6}
-
-
 def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> pd.DataFrame:
     """Tabulate intraclass correlations: the share of the variance that is between groups.
 
@@ -412,7 +398,7 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
         raise SettingError("an intraclass correlation needs groups, and this model has none.")
     assert isinstance(family, LinearPredictorModel)
     between = _group_variances(post, model.group_terms, rows_of_fit)
-    within = _noise_variance(family, post, rows_of_fit)
+    within = np.asarray(family.noise_variance(post.draws, lambda: _mean_outcome(rows_of_fit)))
     total = sum(between.values()) + within
     shares = {name: part / total for name, part in between.items()}
     if len(shares) > 1:
@@ -459,29 +445,9 @@ def _second_moments(term: GroupTerm, rows: Rows | None) -> np.ndarray:
     return total / len(rows)
 
 
-def _noise_variance(family: LinearPredictorModel, source: Draws, rows: Rows | None) -> np.ndarray:
-    """Return a row's noise variance on the predictor's scale, (chain, draw) or one number."""
-    for kinds, link in (((Logistic, Ordinal), "logit"), (Probit, "probit"), (Cloglog, "cloglog")):
-        if isinstance(family, kinds):
-            return np.asarray(LATENT[link])
-    if isinstance(family, Binomial):
-        return np.asarray(LATENT[family.link])
-    if isinstance(family, Gaussian):
-        scale = source.draws["scale"] if family.scale is None else np.asarray(family.scale)
-        return np.asarray(scale**2)
-    if isinstance(family, Poisson | NegativeBinomial):
-        more = source.draws["overdispersion"] if isinstance(family, NegativeBinomial) else 0.0
-        mean = _mean_outcome(_require_rows(rows, "the noise of counts depends on their mean"))
-        return np.asarray(np.log1p(1 / mean + more))  # of the lognormal with this mean and variance
-    raise SettingError(
-        f"the noise of {type(family).__name__} has no established variance on the scale of the "
-        "linear predictor, so that there is no intraclass correlation; compare group_sd instead."
-    )
-
-
-def _mean_outcome(rows: Rows) -> float:
+def _mean_outcome(rows: Rows | None) -> float:
     total = weight = 0.0
-    for chunk in rows.chunks(CHUNK):
+    for chunk in _require_rows(rows, "the noise of counts depends on their mean").chunks(CHUNK):
         counts = chunk["weight"] if "weight" in chunk else np.ones(len(chunk["y"]))
         total, weight = total + float(counts @ chunk["y"]), weight + float(np.sum(counts))
     return total / weight

@@ -40,9 +40,10 @@ import numpy as np
 from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
+from modicum.linalg.arrow import plus
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums
-from modicum.passes.curvature import curvature, plus
+from modicum.passes.curvature import curvature
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
 from modicum.posterior.draws import (
     Draws,

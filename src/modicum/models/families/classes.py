@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
-from modicum.models.families.links import bounded_exp, log1m_exp, softplus
-from modicum.models.linear_predictor import Derivatives, LinearPredictorModel
+from modicum.models.families.links import LINKS, bounded_exp, log1m_exp, softplus
+from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.outcome_checks import class_fault, class_names, count_classes
 from modicum.models.priors import Moments
@@ -133,6 +133,10 @@ class Ordinal(LinearPredictorModel):
                 "Ordinal has cutpoints in place of an intercept, which cannot be left out: remove "
                 "intercept=False."
             )
+
+    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
+        """The variance of the latent variable between whose cutpoints the outcome is."""
+        return LINKS["logit"].noise
 
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -22,7 +22,7 @@ from modicum.models.families.links import (
     log_some,
     softplus,
 )
-from modicum.models.linear_predictor import Derivatives
+from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import count_fault, rate_fault
 
@@ -46,6 +46,10 @@ class Poisson(_Counts):
     """
 
     on_numpy: ClassVar[bool] = True
+
+    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
+        """That of the lognormal with the mean and variance of the counts, divided by the mean."""
+        return np.log1p(1 / mean())
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """y eta - e^eta - log y!."""
@@ -97,6 +101,10 @@ class NegativeBinomial(ExtraParameter, _Counts):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_overdispersion",)
+
+    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
+        """As for Poisson counts, with overdispersion."""
+        return np.log1p(1 / mean() + draws["overdispersion"])
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """With a = overdispersion: gamma(y + 1/a) / gamma(1/a) y!, (a mu)^y, (1 + a mu)^(-y - 1/a).

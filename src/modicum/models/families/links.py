@@ -95,19 +95,21 @@ class Link(NamedTuple):
     log_failure: Callable[[jax.Array], jax.Array]  # log(1 - p)
     success: Callable[[jax.Array, int], Series]  # log p and its derivatives up to an order
     failure: Callable[[jax.Array, int], Series]  # log(1 - p) and its derivatives
+    noise: float  # variance of the latent variable whose sign is the outcome
 
 
 def _symmetric(
     chance: Callable[[jax.Array], jax.Array],
     log_success: Callable[[jax.Array], jax.Array],
     success: Callable[[jax.Array, int], Series],
+    noise: float,
 ) -> Link:
     """Return a link for which 1 - p is p at minus eta."""
 
     def failure(eta: jax.Array, order: int) -> Series:
         return tuple(-d if k % 2 else d for k, d in enumerate(success(-eta, order)))
 
-    return Link(chance, log_success, lambda eta: log_success(-eta), success, failure)
+    return Link(chance, log_success, lambda eta: log_success(-eta), success, failure, noise)
 
 
 # Logit: p = 1 / (1 + e^-eta) --------------------------------------------------------------
@@ -259,14 +261,17 @@ def _minus_rate(eta: jax.Array) -> jax.Array:
 
 
 LINKS = {
-    "logit": _symmetric(sigmoid, lambda eta: -softplus(-eta), _logit_success),
-    "probit": _symmetric(lambda eta: 0.5 * erfc(-eta / sqrt(2)), log_normal_cdf, _probit_success),
+    "logit": _symmetric(sigmoid, lambda eta: -softplus(-eta), _logit_success, pi**2 / 3),
+    "probit": _symmetric(
+        lambda eta: 0.5 * erfc(-eta / sqrt(2)), log_normal_cdf, _probit_success, 1.0
+    ),
     "cloglog": Link(
         lambda eta: -namespace(eta).expm1(_minus_rate(eta)),
         log_some,
         _minus_rate,  # and so are all its derivatives
         _cloglog_success,
         lambda eta, order: (_minus_rate(eta),) * (order + 1),
+        pi**2 / 6,
     ),
 }
 

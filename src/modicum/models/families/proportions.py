@@ -23,7 +23,7 @@ from modicum.models.families.links import (
     sigmoid_curves,
     softplus,
 )
-from modicum.models.linear_predictor import Derivatives, LinearPredictorModel
+from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Params
 from modicum.models.outcome_checks import binary_fault, count_fault, share_fault
 from modicum.models.priors import Moments
@@ -63,6 +63,10 @@ class _Binary(_Successes):
         """Draw Bernoulli outcomes."""
         del batch
         return 1.0 * (rng.random(eta.shape[:-1]) < chances(self.link, eta[..., 0]))
+
+    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
+        """The variance of the latent variable."""
+        return self.link.noise
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,6 +203,10 @@ class Binomial(_Successes):
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of a success."""
         return LINKS[self.link].chance(eta[0])
+
+    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
+        """The variance of the latent variable of a trial."""
+        return LINKS[self.link].noise
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw the number of successes in each row's trials."""

@@ -19,7 +19,7 @@ from scipy.special import polygamma, psi
 from modicum.arrays import is_numpy, namespace
 from modicum.errors import SettingError
 from modicum.models.families.links import LINKS, bounded_exp, draw_log_gammas, softplus
-from modicum.models.linear_predictor import Derivatives, LinearPredictorModel
+from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import real_fault, refuse_constant, refuse_remote
 from modicum.models.priors import Moments, Normal, is_positive
@@ -151,6 +151,10 @@ class Gaussian(ScaleFamily):
     def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw normal noise."""
         return rng.standard_normal(shape)
+
+    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
+        """The square of the scale."""
+        return np.asarray(draws["scale"] if self.scale is None else self.scale) ** 2
 
     def series_radius(self) -> float:
         """Infinite: the series is finite."""
