@@ -134,12 +134,15 @@ class FormulaEncoding:
 
         Rows to predict have no outcome, and may lack groups. None stands for all fields.
         """
-        return replace(
+        known = replace(
             self,
             outcome=self.outcome if outcome else None,
             fields={k: v for k, v in self.fields.items() if fields is None or k in fields},
             groupings=tuple(g for g in self.groupings if fields is None or g.field in fields),
         )
+        if "layout" in vars(self):  # of the same factors and terms; large ones take a while
+            vars(known)["layout"] = self.layout
+        return known
 
     def fields_of(self, names: Collection[str], outcome: bool) -> tuple[str, ...]:
         """Return the further fields of rows made from a table with these columns.
