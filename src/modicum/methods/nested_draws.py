@@ -17,6 +17,7 @@ product of these densities, c from N(m(h), P(h)^-1), and the draw is weighted li
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gamma, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -208,10 +209,11 @@ class Axis(NamedTuple):
         return np.interp(s, self.places, self.density, left=0.0, right=0.0)
 
     def _tails(self, s: np.ndarray) -> np.ndarray:
-        from scipy.stats import t
-
         width = np.where(s > 0, self.right, self.left)
-        return np.asarray(2 / (self.left + self.right) * t.pdf(s / width, FREEDOM))
+        square = (s / width) ** 2 / FREEDOM
+        half = (FREEDOM + 1) / 2
+        height = gamma(half) / (gamma(FREEDOM / 2) * sqrt(FREEDOM * pi))  # of Student's t
+        return np.asarray(2 / (self.left + self.right) * height * (1 + square) ** -half)
 
 
 class ScaleDensity(NamedTuple):
