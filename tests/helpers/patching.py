@@ -26,7 +26,6 @@ PLAIN = (
     "modicum.methods.method.Task.anchor_at_mode",
     "modicum.methods.method.anchor_at_mode",
     "modicum.methods.auto.Auto.decide",
-    "modicum.methods.auto._enough",
     "modicum.methods.auto._weights",
     "modicum.methods.cost",
     "modicum.methods.ecs.fusing._can_lower",

@@ -109,14 +109,17 @@ def test_all_rows_are_used_where_subsampling_is_refused_or_dearer(monkeypatch):
     assert "which costs more" in reason
 
 
-def test_groups_of_few_rows_are_sampled_on_all_of_them(monkeypatch):
+def test_groups_need_no_chain_and_chains_of_few_rows_take_all_of_them(monkeypatch):
     rng = np.random.default_rng(4)
     group, x = rng.integers(0, 30, 2_400), rng.normal(size=(2_400, 1))
     y = x[:, 0] + rng.normal(size=30)[group] + rng.normal(size=2_400)
     task = task_of(M.Gaussian(scale=1.0, groups="g"), mo.Rows(x=x, y=y, codes={"g": group}))
     method, plan = mo.Auto().decide(task)
+    assert method.name == "laplace"
+    assert plan.tuning["method"].startswith("weighted draws, normal given the scales of groups: ")
+    method, plan = mo.Auto(laplace=False).decide(task)
     assert method.name == "nuts"
     assert "since scales of groups are sampled" in plan.tuning["method"]
     assert "2,400 rows are few" in plan.tuning["method"]
     monkeypatch.setattr(cost, "SHORT", 0.0)  # with many rows, subsampling would be fine
-    assert mo.Auto().decide(task)[0].name == "hmc-ecs"
+    assert mo.Auto(laplace=False).decide(task)[0].name == "hmc-ecs"

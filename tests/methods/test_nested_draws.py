@@ -89,3 +89,59 @@ def test_scales_of_a_horseshoe_are_not_drawn():
     priors = PRIORS | {"common": mo.priors.Horseshoe()}
     with pytest.raises(mo.SettingError, match="no scale of a horseshoe"):
         mo.fit("y ~ x + (1 | g)", table, "logistic", priors=priors, method="laplace", **FIT)
+
+
+SETS, BINS = 250, 10
+SBC = {  # groups, rows of each, and the scale of the prior of their sd
+    "few groups": (3, 50, 0.5),
+    "eight": (8, 20, 0.5),
+    "thin groups": (30, 5, 0.3),
+}
+
+
+def ranks(groups, size, scale, sets):
+    """Return where simulated parameters lie among their draws, and how many sets were enough."""
+    rng, found = np.random.default_rng([groups, size]), []
+    priors = {
+        "intercept": mo.priors.Normal(0, 1),
+        "common": mo.priors.Normal(0, 1),
+        "group_sd": mo.priors.HalfNormal(scale),
+    }
+    g = np.repeat(np.arange(groups), size)
+    for _ in range(sets):
+        a, b, sd = rng.normal(), rng.normal(), scale * abs(rng.normal())
+        u, x = sd * rng.normal(size=groups), rng.normal(size=len(g))
+        y = (rng.random(len(g)) < expit(a + b * x + u[g])).astype(float)
+        if y.min() == y.max():
+            continue
+        table = pd.DataFrame({"y": y, "x": x, "g": g})
+        with unwarned():
+            post = mo.fit("y ~ x + (1 | g)", table, priors=priors, method="laplace", **FIT)
+        if post.tuning["pareto_k"] < 0.5:  # what the default accepts; a choice by the data alone
+            w = post.weights / post.weights.sum()
+            draws = (post.draws["intercept"], post.draws["beta"][..., 0])
+            draws += (post.draws["group_sd"][..., 0], post.draws["1|g"][..., 0])
+            values = zip(draws, (a, b, sd, u[0]), strict=True)
+            found.append([np.sum(w * (drawn < value)) for drawn, value in values])
+    return np.array(found)
+
+
+def unevenness(shares):
+    """Chi-squared of the counts in ten bins: 9 on average if shares are uniform, 28 at most."""
+    counts = np.histogram(shares, BINS, (0, 1))[0]
+    return float(np.sum((counts - len(shares) / BINS) ** 2) / (len(shares) / BINS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SBC)
+def test_ranks_of_simulated_parameters_are_uniform(case):
+    """Talts et al. 2018: chance 10^-3 to fail for each of four parameters."""
+    found = ranks(*SBC[case], SETS)
+    assert len(found) > SETS / 2
+    assert all(unevenness(shares) < 28 for shares in found.T)
+
+
+@pytest.mark.slow
+def test_ranks_under_a_wrong_density_of_scales_are_not_uniform(monkeypatch):
+    monkeypatch.setattr(nested_draws.Given, "half_log_det", 0.0)
+    assert unevenness(ranks(*SBC["eight"], SETS)[:, 2]) > 28

@@ -20,7 +20,7 @@ from modicum.methods.ecs.composition import Examined
 from modicum.methods.ecs.run_checks import COSTLY, DOUBTED, MISLED, UNFIT
 from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import NUTS, WIDER
-from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, NormalDensity, Verdict
+from modicum.methods.laplace import ENOUGH, Density, Laplace, NormalDensity, nested_density
 from modicum.methods.method import Method, Parameters, Plan, Task
 from modicum.methods.pilot.pilot_draws import ANCHOR_FAR
 from modicum.methods.pilot.study import Weights, weigh
@@ -28,12 +28,6 @@ from modicum.methods.skewed_axes import KEPT, may_be_curved, skewed_axes
 from modicum.methods.without_mode import may_have_mean
 from modicum.runtime import in_double_precision
 
-ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5
-EFFECTIVE = 0.6  # smallest share of effective draws
-MOST = 0.8  # share of effective draws along skewed axes above which the limit of k is 0.5
-# Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
-# posterior sds, whatever the shape of their tail, and the limit of k is 0.7.
-ALIKE = 0.999
 # Share of effective draws, along skewed axes too, below which NUTS takes trajectories longer than
 # those of a normal posterior: four times as long on 3,031 firms with 64 heavy-tailed columns.
 FEW = 0.05
@@ -49,7 +43,8 @@ class Auto(Method):
     Thousands of normal draws at the mode are weighted using a pool of rows. If the posterior is so
     close to normal that they suffice with room to spare (a Pareto k below 0.4, and a pool whose
     noise is far below Monte Carlo error), they are the answer; if it is far from normal on a few
-    axes only, so are draws that follow its quantiles there. Otherwise the pilot study of HMC-ECS
+    axes only, so are draws that follow its quantiles there. If scales of groups are sampled, they
+    are drawn first, and coefficients are normal given these. Otherwise the pilot study of HMC-ECS
     tells how many rows it needs, or why it would fail. NUTS runs instead if the study raises a
     doubt or no mode is found and all rows are affordable, or if scales of groups are sampled and
     the rows are few. For a model of your own without a mode, or with one far from the posterior,
@@ -87,8 +82,9 @@ class Auto(Method):
         all_rows = Work.of_chains(few, len(task.rows) * steps, steps)
         weights, reason, misled = _weights(task, all_rows)
         verdict: str | None = None
-        if weights is not None and self.laplace and _may_be_normal(weights):
-            chosen, verdict = _weighted_draws(weights, all_rows)
+        density = _density(weights) if weights is not None and self.laplace else None
+        if weights is not None and density is not None:
+            chosen, verdict = _weighted_draws(weights, density, all_rows)
             if chosen is not None:
                 return chosen
         if weights is not None:
@@ -117,28 +113,27 @@ class Auto(Method):
 
 
 def _weighted_draws(
-    weights: Weights, all_rows: Work
+    weights: Weights, density: Density, all_rows: Work
 ) -> tuple[tuple[Method, Plan] | None, str | None]:
-    """Plan weighted draws, normal or along skewed axes, if they suffice; else say why not."""
+    """Plan weighted draws of a density, or along skewed axes, if they suffice; else say why not."""
     method, started = Laplace(weighted=False), time.perf_counter()
     task, centre, anchor = weights.about.task, weights.about.centre, weights.about.anchor
-    description, curves = "weighted normal draws", None
-    pool, proposals = method.weighed(weights, ENOUGH, NormalDensity(centre))
-    if not _enough(proposals.verdict) and may_be_curved(task, anchor):
+    try:
+        pool, proposals = method.weighed(weights, ENOUGH, density)
+    except ConvergenceError as error:
+        return None, f"not taken: {error}"
+    if not density.suffices(proposals.verdict) and may_be_curved(task, anchor):
         curves = skewed_axes(pool.log_posterior, centre, anchor, pool.whitened)
         task.cache[KEPT] = curves
         if curves is not None:
-            count = curves.axes.shape[1]
-            description = f"weighted draws, normal but for {count} skewed " + (
-                "axis" if count == 1 else "axes"
-            )
-            pool, proposals = method.weighed(weights, ENOUGH, NormalDensity(centre, curves))
-    if not _enough(proposals.verdict, curves is not None):
+            density = NormalDensity(centre, curves)
+            pool, proposals = method.weighed(weights, ENOUGH, density)
+    if not density.suffices(proposals.verdict):
         task.cache[LONGER] = proposals.verdict.share < FEW
         return None, f"not taken: {proposals.verdict.numbers(pool.rows)}"
     plan = method.of(pool, proposals)
     took, (others,) = _seconds_since(task, started), seconds_for(task, all_rows)
-    plan.tuning["method"] = _cost_line(description, took, others)
+    plan.tuning["method"] = _cost_line(density.description, took, others)
     return (method, plan), None
 
 
@@ -176,25 +171,18 @@ def _has_scales(task: Task) -> bool:
     return task.target.likelihood.size != task.target.size
 
 
-def _may_be_normal(weights: Weights) -> bool:
-    """Whether normal draws are worth trying: plain rows, a concave mode, no priors' parameters."""
-    about, task = weights.about, weights.about.task
-    concave = not any(note.code in UNFIT for note in about.anchor.notes)
-    if _has_scales(task) or about.proxy.warp is not None or task.grouped:
-        return False
-    return concave and task.target.model.has_mode
+def _density(weights: Weights) -> Density | None:
+    """Return the density whose draws are worth trying: normal, or normal given scales of groups.
 
-
-def _enough(verdict: Verdict, curved: bool = False) -> bool:
-    """Whether weighted draws suffice, with room to spare.
-
-    Proposals along skewed axes have the posterior's tails there; a large share of effective draws
-    is then room enough.
+    None if the mode is not concave, if units are groups, and for scales that are not of groups.
     """
-    limit = FAR if verdict.share > ALIKE else ROOM
-    if curved and verdict.share > MOST:
-        limit = max(limit, ENOUGH)
-    return verdict.tail < limit and verdict.noise < STILL and verdict.share > EFFECTIVE
+    about, task = weights.about, weights.about.task
+    if any(note.code in UNFIT for note in about.anchor.notes) or task.grouped:
+        return None
+    if _has_scales(task):
+        return nested_density(weights)
+    plain = about.proxy.warp is None and task.target.model.has_mode
+    return NormalDensity(about.centre) if plain else None
 
 
 def _plan_subsampling(

@@ -178,6 +178,13 @@ def _block_values(
     return cached.scale * remainder(model, control_variate.order, e, about)
 
 
+ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5
+EFFECTIVE = 0.6  # smallest share of effective draws
+MOST = 0.8  # share of effective draws along skewed axes above which the limit of k is 0.5
+# Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
+# posterior sds, whatever the shape of their tail, and the limit of k is 0.7.
+ALIKE = 0.999
+NESTED = 0.15  # smallest share where scales are drawn first: chains of such models have no more
 FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari et al. 2024)
 ENOUGH = 0.5  # Pareto k below which weighted draws are as good as draws of the posterior
 NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is too small
@@ -224,7 +231,8 @@ class NormalDensity(NamedTuple):
     """The normal approximation at the mode, or along curves the quantiles of the posterior.
 
     Like any density that is close to the posterior, it can `draw` whitened z of a shape, and the
-    log of the normal approximation over itself there; `tuning` is what to say about it.
+    log of the normal approximation over itself there; `suffices` says whether such draws are to be
+    chosen, given the verdict on some; `tuning` is what to say about it.
     """
 
     centre: np.ndarray
@@ -240,6 +248,26 @@ class NormalDensity(NamedTuple):
         bent, log_volume = along_curves(as_either(u), self.curves)
         away = np.sum(np.asarray(bent) ** 2 - u**2, axis=2) / 2
         return self.centre + np.asarray(bent), np.asarray(log_volume) - away
+
+    def suffices(self, verdict: Verdict) -> bool:
+        """Whether draws are good enough with room to spare.
+
+        Proposals along skewed axes have the posterior's tails there; a large share of effective
+        draws is then room enough.
+        """
+        limit = FAR if verdict.share > ALIKE else ROOM
+        if self.curves is not None and verdict.share > MOST:
+            limit = max(limit, ENOUGH)
+        return verdict.tail < limit and verdict.noise < STILL and verdict.share > EFFECTIVE
+
+    @property
+    def description(self) -> str:
+        """What the draws are."""
+        if self.curves is None:
+            return "weighted normal draws"
+        count = self.curves.axes.shape[1]
+        axes = "axis" if count == 1 else "axes"
+        return f"weighted draws, normal but for {count} skewed {axes}"
 
     @property
     def tuning(self) -> Tuning:
@@ -269,6 +297,15 @@ class NestedDensity(NamedTuple):
         growth = -0.5 * np.sum((z - self.centre) ** 2, axis=1) - log_density
         return z.reshape(*shape, -1), growth.reshape(shape)
 
+    def suffices(self, verdict: Verdict) -> bool:
+        """Whether draws are as good as those of a chain."""
+        return verdict.tail < ENOUGH and verdict.noise < STILL and verdict.share > NESTED
+
+    @property
+    def description(self) -> str:
+        """What the draws are."""
+        return "weighted draws, normal given the scales of groups"
+
     @property
     def tuning(self) -> Tuning:
         """How many scales there are."""
@@ -287,14 +324,15 @@ class Proposals(NamedTuple):
     growth: np.ndarray  # log of normal approximation over `density` at each draw, (length, chain)
     log_ratio: np.ndarray = np.zeros(0)  # posterior over `density`, at those that were weighted
     verdict: Verdict = Verdict(np.inf, 0.0, np.inf)
+    times: int = 1  # proposals per draw
 
     @classmethod
-    def of(cls, density: Density, task: Task, first: int) -> Proposals:
+    def of(cls, density: Density, task: Task, first: int, times: int = 1) -> Proposals:
         """Draw `first` proposals plus those that the run needs."""
         rng = generator(task.seed, Stream.LAPLACE_DRAWS)
         length = first + max(task.draws, ceil(FEWEST / task.chains))
-        z, growth = density.draw(rng, (length, task.chains))
-        return cls(density, z, np.broadcast_to(growth, z.shape[:2]))
+        z, growth = density.draw(rng, (length * times, task.chains))
+        return cls(density, z, np.broadcast_to(growth, z.shape[:2]), times=times)
 
     def weighed(self, pool: WeighingPool) -> Proposals:
         """Weigh the first thousands."""
@@ -378,6 +416,11 @@ class Laplace(Method):
             size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
             pool = WeighingPool(weights, size)
             proposals = proposals.weighed(pool)
+        verdict = proposals.verdict
+        if not self.weighted and verdict.tail < tail and NESTED < verdict.share < EFFECTIVE:
+            # a draw of equal weight is the last state of several, so that few are alike
+            times = ceil(2 / verdict.share)
+            proposals = Proposals.of(density, task, self._first, times).weighed(pool)
         return pool, proposals
 
     def of(self, pool: WeighingPool, proposals: Proposals) -> Plan:
@@ -409,10 +452,16 @@ class Laplace(Method):
         if not self.weighted:
             chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
             places, rate = _independence_sampler(log_ratio, chances)
+            if proposals.times > 1:
+                stays = np.reshape(1 - rate, (-1, proposals.times, task.chains))
+                places, rate = (
+                    places[proposals.times - 1 :: proposals.times],
+                    1 - stays.prod(axis=1),
+                )
             chains = np.arange(task.chains)
             z = z[places, chains]
             stats = {"lp": stats["lp"][places, chains], "acceptance_rate": rate}
-        stats["rows_touched"] = np.zeros(log_ratio.shape, int)
+        stats["rows_touched"] = np.zeros(z.shape[:2], int)
         span = slice(self._first, self._first + task.draws)
         by_chain = {name: np.ascontiguousarray(values[span].T) for name, values in stats.items()}
         if self.weighted:
