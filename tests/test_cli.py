@@ -1,7 +1,5 @@
 """The command line, run in this process on small files."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """`mo.fit`: table in, table out."""
 
-from __future__ import annotations
-
 import json
 import warnings
 import zipfile
@@ -25,7 +23,7 @@ SETTINGS = {"method": "laplace", "draws": 60, "chains": 2, "random_seed": 1}
 
 
 @pytest.fixture(scope="module")
-def frame() -> pd.DataFrame:
+def frame():
     rng, n = np.random.default_rng(3), 1500
     made = pd.DataFrame(
         {
@@ -43,12 +41,12 @@ def frame() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def post(frame: pd.DataFrame) -> mo.Posterior:
+def post(frame):
     with unwarned():  # of so few draws
         return mo.fit(FORMULA, frame, weights="count", progressbar=False, **SETTINGS)
 
 
-def test_a_frame_gives_the_posterior_of_arrays(frame: pd.DataFrame, post: mo.Posterior) -> None:
+def test_a_frame_gives_the_posterior_of_arrays(frame, post):
     """Dense columns are the same target, so the same method gives the same draws up to rounding."""
     made = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
     assert made.coding is not None
@@ -68,7 +66,7 @@ def test_a_frame_gives_the_posterior_of_arrays(frame: pd.DataFrame, post: mo.Pos
     assert post.settings["formula"] == FORMULA
 
 
-def test_the_mode_is_statsmodels(frame: pd.DataFrame) -> None:
+def test_the_mode_is_statsmodels(frame):
     sm = pytest.importorskip("statsmodels.api")
     formulaic = pytest.importorskip("formulaic")
     rows = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
@@ -89,7 +87,7 @@ def test_the_mode_is_statsmodels(frame: pd.DataFrame) -> None:
     np.testing.assert_allclose(mode.named["intercept"], theirs["Intercept"], atol=1e-6)
 
 
-def test_predictions_go_by_the_fits_encoding(frame: pd.DataFrame, post: mo.Posterior) -> None:
+def test_predictions_go_by_the_fits_encoding(frame, post):
     new = frame.iloc[:50].drop(columns=["late", "count"])
     expected = post.predict(new).mean
     shuffled = new[sorted(new.columns, reverse=True)].assign(other="text", more=1.0)
@@ -108,7 +106,7 @@ def test_predictions_go_by_the_fits_encoding(frame: pd.DataFrame, post: mo.Poste
     assert np.abs(wrong - expected).max() > 1e-3
 
 
-def test_scores_and_corrections_take_the_table(frame: pd.DataFrame, post: mo.Posterior) -> None:
+def test_scores_and_corrections_take_the_table(frame, post):
     rows = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
     assert post.score(frame).log_density == post.score(rows).log_density
     # weights are used if present, but are not required
@@ -117,7 +115,7 @@ def test_scores_and_corrections_take_the_table(frame: pd.DataFrame, post: mo.Pos
     assert "correction" in post.correct(reordered, progressbar=False).tuning
 
 
-def test_a_new_level_is_refused_or_the_reference(frame: pd.DataFrame, post: mo.Posterior) -> None:
+def test_a_new_level_is_refused_or_the_reference(frame, post):
     new = frame.iloc[:3].assign(carrier=["AA", "ZZ", "UA"])
     refused(mo.DataError, r"column 'carrier' holds 'ZZ' in row 1", post.predict, new)
     lenient = post.predict(new, newlevels="reference").mean
@@ -125,10 +123,10 @@ def test_a_new_level_is_refused_or_the_reference(frame: pd.DataFrame, post: mo.P
         lenient, post.predict(new.assign(carrier=["AA", "AA", "UA"])).mean
     )
     with pytest.raises(mo.SettingError, match="newlevels must be"):
-        post.predict(new, newlevels="ignore")  # type: ignore[arg-type]
+        post.predict(new, newlevels="ignore")
 
 
-def test_wrong_tables_are_clear_errors(frame: pd.DataFrame, post: mo.Posterior) -> None:
+def test_wrong_tables_are_clear_errors(frame, post):
     new = frame.iloc[:3]
     with pytest.raises(mo.DataError, match="column 'dist' of the formula is not in the data"):
         post.predict(new.drop(columns="dist"))
@@ -138,7 +136,7 @@ def test_wrong_tables_are_clear_errors(frame: pd.DataFrame, post: mo.Posterior) 
         post.predict(new.assign(hour=[7, 23, 8]))
 
 
-def test_a_store_is_a_table_too(frame: pd.DataFrame, tmp_path) -> None:
+def test_a_store_is_a_table_too(frame, tmp_path):
     frame = frame.assign(late=(frame["late"] == "yes").astype(float))
     store = mo.rows.ingest(
         frame, tmp_path / "s", outcome="late", categorical=["carrier", "flag"], dtype="float64",
@@ -153,11 +151,11 @@ def test_a_store_is_a_table_too(frame: pd.DataFrame, tmp_path) -> None:
     assert coded.fingerprint() == again.fingerprint()
 
 
-def of_frame_rows(frame: pd.DataFrame) -> mo.Rows:
+def of_frame_rows(frame):
     return read_formula("late ~ hour + carrier + dist", frame, progressbar=False).rows
 
 
-def test_missing_values_are_refused_or_dropped(frame: pd.DataFrame) -> None:
+def test_missing_values_are_refused_or_dropped(frame):
     holes = frame.copy()
     holes.loc[[3, 8], "dist"] = np.nan
     holes.loc[8, "carrier"] = None
@@ -192,9 +190,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_file_is_refused(
-    frame: pd.DataFrame, post: mo.Posterior, tmp_path, kind: str
-) -> None:
+def test_a_hostile_file_is_refused(frame, post, tmp_path, kind):
     post.save(tmp_path / "post")
     with zipfile.ZipFile(tmp_path / "post") as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -225,13 +221,11 @@ def test_a_hostile_file_is_refused(
         ("late ~ dist", {"weights": "nothing"}, "column 'nothing' of the formula"),
     ],
 )
-def test_what_cannot_be_fitted_is_a_clear_error(
-    frame: pd.DataFrame, formula, settings, words
-) -> None:
+def test_what_cannot_be_fitted_is_a_clear_error(frame, formula, settings, words):
     refused(mo.SettingError, words, mo.fit, formula, frame, progressbar=False, **settings)
 
 
-def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
+def test_a_formula_without_a_column(frame, tmp_path):
     """With the intercept alone, the posterior is that of a proportion."""
     settings = {"draws": 200, "tune": 100, "chains": 2, "random_seed": 1, "progressbar": False}
     stored = mo.fit("late ~ 1", frame, store=tmp_path / "store", **settings)
@@ -253,7 +247,7 @@ def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
     assert len(loaded.predict(tmp_path / "new.csv")) == n
 
 
-def test_classes_go_by_their_levels(frame: pd.DataFrame) -> None:
+def test_classes_go_by_their_levels(frame):
     with unwarned():  # of so few draws
         post = mo.fit("carrier ~ 1", frame, "softmax", progressbar=False, **SETTINGS)
     assert list(post.summary().index) == ["intercept[AA]", "intercept[DL]"]

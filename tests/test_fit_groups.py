@@ -1,7 +1,5 @@
 """`mo.fit` with group terms, explicit or integrated: names, effects and predictions."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pandas as pd
@@ -20,7 +18,7 @@ EFFECTS = np.random.default_rng(5).normal(size=12)
 
 
 @pytest.fixture(scope="module")
-def frame() -> pd.DataFrame:
+def frame():
     rng, n = np.random.default_rng(4), 900
     ward = rng.integers(0, 12, n)
     made = pd.DataFrame(
@@ -35,13 +33,13 @@ def frame() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module", params=["explicit", "integrate"])
-def post(request, frame: pd.DataFrame) -> mo.Posterior:
+def post(request, frame):
     with unwarned():  # of so few draws
         how = request.param
         return mo.fit(FORMULA, frame, groups=how, progressbar=False, **SETTINGS)
 
 
-def names(formula: str, frame: pd.DataFrame, how: str) -> dict[str, tuple[tuple[str, ...], ...]]:
+def names(formula, frame, how):
     rows = read_formula(formula, frame, progressbar=False).rows
     return dict(model_for(rows, "logistic", None, how).model.resolved(rows).labels(rows))
 
@@ -57,7 +55,7 @@ def names(formula: str, frame: pd.DataFrame, how: str) -> dict[str, tuple[tuple[
         ("(1 | site/ward)", ("site", "site:ward"), {"1|site": 2, "1|site:ward": 24}),
     ],
 )
-def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
+def test_names_of_draws(frame, term, sds, effects):
     labels = names(f"well ~ dose + {term}", frame, "explicit")
     assert labels["beta"] == (("dose",),)
     assert labels["group_sd"] == (sds,)
@@ -89,7 +87,7 @@ SLOPES = {  # what multiplies each effect, by hand
 
 @pytest.mark.parametrize("common", ["1", "dose", "site", "dose + site"])
 @pytest.mark.parametrize("term", SLOPES)
-def test_slopes_of_numbers_and_factors(frame: pd.DataFrame, common: str, term: str) -> None:
+def test_slopes_of_numbers_and_factors(frame, common, term):
     """The predictor is the common terms plus each ward's effects times their columns."""
     rows = read_formula(f"well ~ {common} + {term}", frame, progressbar=False).rows
     model = model_for(rows, "logistic", None, "explicit").model.resolved(rows)
@@ -121,7 +119,7 @@ def test_slopes_of_numbers_and_factors(frame: pd.DataFrame, common: str, term: s
 
 
 @pytest.mark.parametrize("how", ["explicit", pytest.param("integrate", marks=pytest.mark.slow)])
-def test_slopes_of_a_factor_are_recovered(how: str) -> None:
+def test_slopes_of_a_factor_are_recovered(how):
     """Effects of a factor by group have their own sds, in known and in new groups."""
     rng, groups = np.random.default_rng(7), 150
     g = np.repeat(np.arange(groups), 12)
@@ -153,7 +151,7 @@ def test_slopes_of_a_factor_are_recovered(how: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # of so few draws
-def test_effects_are_joined_by_the_levels_of_the_table(frame: pd.DataFrame, tmp_path) -> None:
+def test_effects_are_joined_by_the_levels_of_the_table(frame, tmp_path):
     """Explicit effects were listed by text, '7', which joins with no number of the table."""
     numbered = frame.assign(ward=frame["ward"].str[1:].astype(int))
     few = SETTINGS | {"method": "hmc", "draws": 10, "tune": 10}
@@ -171,7 +169,7 @@ def test_effects_are_joined_by_the_levels_of_the_table(frame: pd.DataFrame, tmp_
 
 
 @pytest.mark.slow
-def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> None:
+def test_saved_and_loaded(frame, post, tmp_path):
     post.save(tmp_path / "post")
     loaded = mo.Posterior.load(tmp_path / "post")
     new = frame.iloc[:5]
@@ -194,13 +192,13 @@ def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> 
     assert page.count('class="mean"') == 12  # points in the picture of shrinkage
 
 
-def test_slopes_are_called_as_their_columns_are(frame: pd.DataFrame) -> None:
+def test_slopes_are_called_as_their_columns_are(frame):
     spaced = frame.rename(columns={"dose": "air time"})
     labels = names("well ~ `air time` + (`air time` | ward)", spaced, "explicit")
     assert labels["group_sd"] == (("ward", "ward:air time"),)
 
 
-def test_groups_without_a_common_column(frame: pd.DataFrame) -> None:
+def test_groups_without_a_common_column(frame):
     explicit = names("well ~ 1 + (1 | ward)", frame, "explicit")
     assert set(explicit) == {"1|ward", "group_sd"}
     assert set(names("well ~ 1 + (1 | ward)", frame, "integrate")) == {"group_sd"}
@@ -210,7 +208,7 @@ def test_groups_without_a_common_column(frame: pd.DataFrame) -> None:
 
 
 @pytest.fixture(scope="module")
-def careless(frame: pd.DataFrame) -> pd.DataFrame:
+def careless(frame):
     """Return a table with columns that cannot be groups or slopes."""
     n = len(frame)
     return frame.assign(
@@ -241,12 +239,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("formula", REFUSED)
 @pytest.mark.parametrize("how", ["explicit", "integrate"])
-def test_bad_groups_are_a_clear_error(careless: pd.DataFrame, formula: str, how: str) -> None:
+def test_bad_groups_are_a_clear_error(careless, formula, how):
     with pytest.raises(mo.ModicumError, match=REFUSED[formula]):
         mo.fit(formula, careless, groups=how, progressbar=False)
 
 
-def test_remedies_are_true(careless: pd.DataFrame) -> None:
+def test_remedies_are_true(careless):
     """Following the advice of an error does not raise another one."""
     quiet = {"progressbar": False}
     for how in ("explicit", "integrate"):
@@ -268,7 +266,7 @@ def test_remedies_are_true(careless: pd.DataFrame) -> None:
 # Stores ------------------------------------------------------------------------------------
 
 
-def test_a_store_lies_in_the_order_of_its_largest_group(frame: pd.DataFrame, tmp_path) -> None:
+def test_a_store_lies_in_the_order_of_its_largest_group(frame, tmp_path):
     """Its effects can be integrated out; a table in another order still matches the fit."""
     formula = "well ~ dose + (1 | site) + (1 | ward)"
     store = read_formula(formula, frame, store=tmp_path / "s", progressbar=False).rows
@@ -284,7 +282,7 @@ def test_a_store_lies_in_the_order_of_its_largest_group(frame: pd.DataFrame, tmp
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-def test_integrated_from_a_store(tmp_path) -> None:
+def test_integrated_from_a_store(tmp_path):
     """Groups fetched from disk, a resumed run, a correction and signed draws."""
     rng, n = np.random.default_rng(3), 1_200
     g, x = rng.integers(0, 150, n), rng.normal(size=n)
@@ -317,7 +315,7 @@ def test_integrated_from_a_store(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("levels", "how"), [(100, "explicit"), (1_000, "integrate")])
-def test_many_levels_of_some_rows_are_integrated_out(levels: int, how: str) -> None:
+def test_many_levels_of_some_rows_are_integrated_out(levels, how):
     rng, n = np.random.default_rng(9), 100 * levels
     codes = {"g": np.arange(n) % levels, "h": rng.integers(0, 12, n)}
     rows = mo.Rows(x=rng.normal(size=(n, 1)), y=rng.random(n) < 0.5, codes=codes)
@@ -327,7 +325,7 @@ def test_many_levels_of_some_rows_are_integrated_out(levels: int, how: str) -> N
     assert ("explicit parameters would take" in held.why) == (how == "integrate")
 
 
-def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
+def test_the_factor_of_the_most_levels_is_integrated_out():
     rng, n = np.random.default_rng(8), 6_000
     codes = {"plane": rng.integers(0, 1_900, n), "carrier": rng.integers(0, 120, n)}
     rows = mo.Rows(x=rng.normal(size=(n, 1)), y=rng.random(n) < 0.5, codes=codes, columns=["a"])
@@ -360,7 +358,7 @@ def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("intercept", [1, 0])
 @pytest.mark.parametrize("how", ["explicit", "integrate"])
-def test_a_fit_without_a_common_column(frame: pd.DataFrame, how: str, intercept: int) -> None:
+def test_a_fit_without_a_common_column(frame, how, intercept):
     """Integrated groups raised an IndexError, and new groups of explicit ones could not be met."""
     few = SETTINGS | {"draws": 10, "tune": 10}
     formula = f"well ~ {intercept} + (1 | ward)"

@@ -1,7 +1,5 @@
 """Plots show the right data; how they look is not tested."""
 
-from __future__ import annotations
-
 import builtins
 
 import numpy as np

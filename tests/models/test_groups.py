@@ -170,36 +170,33 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
 
 
 @pytest.mark.parametrize(
-    ("model", "held", "says"),
+    ("groups", "priors", "says"),
     [
-        (
-            lambda: M.Logistic(groups="town"),
-            rows,
-            "'town' is not a group of the rows.* hold .* g, h",
-        ),
-        (lambda: M.Logistic(groups="y"), rows, "'y' is not a group .* it is a plain field, and"),
-        (lambda: M.Logistic(groups="(1 | g)"), rows, "is a group term of a formula"),
-        (lambda: M.Logistic(groups={"g": ["1", "a"]}), rows, "must be the name of a field, or"),
-        (lambda: M.Logistic(groups=[0]), rows, "must be the name of a field, or .*, not 0"),
-        (lambda: M.Logistic(groups="g"), lambda: rows(g=np.arange(120) / 8), "holds 0.125, and f"),
-        (
-            lambda: M.Logistic(groups="g"),
-            lambda: rows(g=np.zeros(120, int)),
-            "holds one level only",
-        ),
-        (lambda: M.Logistic(groups=G("g", ("1", "c"))), rows, "slope 'c' of the group 'g' is no"),
-        (lambda: M.Softmax(classes=3, groups="g"), rows, "with one linear predictor"),
-        (lambda: M.Logistic(groups=3), rows, "groups must be names"),
-        (lambda: M.Logistic(groups=["g", "g"]), rows, "an effect twice"),
-        (lambda: M.Logistic(groups="g", priors={"g": P.Normal(0, 1)}), rows, "positive number"),
-        (lambda: M.Logistic(groups="g", priors={"group_cor": P.Flat()}), rows, "correlation mat"),
-        (lambda: M.Logistic(groups="g", priors={"group_sd[g]": P.Flat()}), rows, "positive number"),
-        (lambda: G("g", "a"), rows, "must be a list of names"),
-        (lambda: G("g", ("1", "a"), "no"), rows, "correlated must be True or False, not 'no'"),
+        ("town", None, "'town' is not a group of the rows.* hold .* g, h"),
+        ("y", None, "'y' is not a group .* it is a plain field, and"),
+        ("(1 | g)", None, "is a group term of a formula"),
+        ({"g": ["1", "a"]}, None, "must be the name of a field, or"),
+        ([0], None, "must be the name of a field, or .*, not 0"),
+        (G("g", ("1", "c")), None, "slope 'c' of the group 'g' is no"),
+        (3, None, "groups must be names"),
+        (["g", "g"], None, "an effect twice"),
+        ("g", {"g": P.Normal(0, 1)}, "positive number"),
+        ("g", {"group_cor": P.Flat()}, "correlation mat"),
+        ("g", {"group_sd[g]": P.Flat()}, "positive number"),
     ],
 )
-def test_bad_groups_are_refused_with_a_reason(model, held, says):
-    refused(mo.ModicumError, says, lambda: Target.of(model(), held()))
+def test_bad_groups_are_refused_with_a_reason(groups, priors, says):
+    made = {"groups": groups, "priors": priors or {}}
+    refused(mo.ModicumError, says, lambda: Target.of(M.Logistic(**made), rows()))
+
+
+def test_what_cannot_be_a_group_is_refused():
+    for says, codes in (("holds 0.125, and f", np.arange(120) / 8), ("one level only", [0] * 120)):
+        refused(mo.DataError, says, lambda g=codes: Target.of(M.Logistic(groups="g"), rows(g=g)))
+    classes = M.Softmax(classes=3, groups="g")
+    refused(mo.SettingError, "with one linear predictor", Target.of, classes, rows())
+    refused(mo.SettingError, "must be a list of names", G, "g", "a")
+    refused(mo.SettingError, "must be True or False, not 'no'", G, "g", ("1", "a"), "no")
 
 
 def test_a_slope_that_is_constant_within_groups_is_refused():

@@ -1,7 +1,5 @@
 """What `Rows` accepts, what it refuses, and its error messages."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import polars as pl

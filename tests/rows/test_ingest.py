@@ -1,7 +1,5 @@
 """Every kind of source ends in the same store."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

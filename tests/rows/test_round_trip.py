@@ -1,7 +1,5 @@
 """Rows in memory and in a store behave the same, bit for bit."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """A store is complete or absent, and reports damage."""
 
-from __future__ import annotations
-
 import json
 import signal
 

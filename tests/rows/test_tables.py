@@ -1,7 +1,5 @@
 """Tables become rows: roles, categoricals, schemas and errors, the same for three libraries."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -52,14 +50,8 @@ def test_encoding(table, tmp_path):
     store = ingest(table, tmp_path / "s", **SETTINGS, dtype=None, progressbar=False)
     dense = Rows.from_table(table, **SETTINGS, dense=True)
     for made in (rows, store, dense):
-        assert made.columns == (
-            "delay",
-            "carrier[AA]",
-            "carrier[UA]",
-            "hour[6]",
-            "hour[7]",
-            "night",
-        )
+        names = "delay carrier[AA] carrier[UA] hour[6] hour[7] night"
+        assert made.columns == tuple(names.split())
         assert made.outcome == "late"
         assert made.levels == {"carrier": ("DL", "AA", "UA"), "hour": (5, 6, 7)}
         whole = made.slice(0, 5)
