@@ -6,7 +6,7 @@ import pytest
 
 HERE = Path(__file__).parent
 COMPILING = (  # folders and files with tests that run chains or compile much
-    *("digest", "engines", "kernels", "methods", "run", "traps"),
+    *("digest", "kernels", "methods", "run", "traps"),
     *("test_sample.py", "test_cli.py", "test_readme.py", "test_extending.py", "test_progress.py"),
     *("test_taylor.py", "test_likelihood_estimates.py", "test_bounds.py"),
     *("test_networks.py", "test_network_posterior.py", "test_wrapped.py", "test_posteriordb.py"),
@@ -24,7 +24,7 @@ LONGEST = (  # the longest files: workers start with them, so that none runs alo
     *("run/test_checkpoint.py", "traps/test_interrupt.py", "methods/test_mean_anchor.py"),
     *("posterior/test_leave_one_out.py", "methods/test_coreset.py", "methods/test_certainty.py"),
     *("kernels/test_taylor.py", "methods/test_ecs_skewed.py"),
-    *("kernels/test_energy_conserving.py", "engines/test_chain_tasks.py"),
+    *("kernels/test_energy_conserving.py", "run/test_chain_tasks.py"),
     *("models/test_constraints.py", "methods/test_choice.py", "methods/test_many_levels.py"),
     *("traps/test_priors.py", "models/families/test_modes.py", "traps/test_posterior.py"),
     *("digest/test_digest.py", "run/test_chains.py", "posterior/test_simulate.py"),
@@ -32,7 +32,7 @@ LONGEST = (  # the longest files: workers start with them, so that none runs alo
 )
 LAST = (  # files that clear compiled code, which other files might have used; the longest first
     *("methods/test_ecs_tuning.py", "kernels/test_designs.py"),
-    *("passes/test_blocks.py", "run/test_memory.py", "test_patching.py", "test_runtime.py"),
+    *("run/test_memory.py", "test_patching.py", "test_runtime.py"),
 )
 SLOW_EXAMPLES = {  # docstrings whose fits are covered by quick tests as well
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),

@@ -99,10 +99,3 @@ def test_weights():
     x = healthy(draws=2_000)
     assert check(x, weights=np.exp(0.3 * x[..., 0])) == []
     assert any("weights are concentrated" in s for s in check(x, weights=np.exp(4 * x[..., 0])))
-
-
-def test_many_chains_and_parameters_stay_quick():
-    x = np.random.default_rng(5).normal(size=(300, 30, 20))
-    assert check(x) == []
-    wide = np.random.default_rng(6).normal(size=(2, 50, 5_000))
-    assert check(wide) == []
