@@ -132,7 +132,6 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
             "Plain",
             "Prior",
             "Probit",
-            "Resident",
             "Rule",
             "Snapshot",
             "Source",

@@ -44,7 +44,6 @@ from modicum.methods.without_mode import (
 )
 from modicum.passes import Anchor, Modes
 from modicum.passes.anchor import Warp
-from modicum.passes.sums import Resident
 from modicum.random import chain_keys, words_at_start
 from modicum.run.runner import History
 from modicum.runtime import Pytree, in_double_precision, to_device
@@ -209,7 +208,7 @@ class _FullData(Method):
         """
         log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         n = len(task.rows)
-        held = "in memory" if isinstance(log_posterior.source, Resident) else "on disk"
+        held = "in memory" if log_posterior.source is None else "on disk"
         evaluations = n * longer * self.gradients(task.target.size)
         work = f"{self.name.upper()} on all {n:,} rows"
         slow = slow_run(task, where.point, evaluations, work, "use fewer draws, or fewer rows")

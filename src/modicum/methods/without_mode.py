@@ -40,7 +40,7 @@ from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor, Sums
 from modicum.passes.curvature import expanded_prior, prior_slope
-from modicum.passes.sums import Resident, Streamed, hold, log_likelihood
+from modicum.passes.sums import Streamed, hold, log_likelihood
 from modicum.random import Stream, chain_keys, generator, words_at_start
 from modicum.rows import Rows
 from modicum.run.chains import Chains
@@ -53,7 +53,7 @@ class FullLogPosterior:
     """The log-posterior of all rows as a hashable function of t and the rows' chunks."""
 
     target: Target
-    source: Resident | Streamed
+    source: Streamed | None
     has_rest: bool = False  # whether a quadratic represents the rows that are absent
     times: float = 1.0  # weight of every row, if the rows are a subset that represents all
 

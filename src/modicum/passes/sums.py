@@ -300,15 +300,6 @@ Chunk: TypeAlias = tuple[Batch, jax.Array]  # rows, and which of them are presen
 Slope: TypeAlias = tuple[jax.Array, jax.Array]  # a log-likelihood, and its gradient
 
 
-@dataclass(frozen=True)
-class Resident:
-    """Chunks on the device: the arrays scanned over are the chunks themselves."""
-
-    def chunk(self, item: Chunk) -> Chunk:
-        """Return (batch, present) of one chunk."""
-        return item
-
-
 @dataclass(frozen=True, eq=False)
 class Streamed:
     """Chunks read by the host while the compiled function runs: memory does not grow with n."""
@@ -335,9 +326,6 @@ class Streamed:
         return {name: _to_words(values) for name, values in batch.items()}, present
 
 
-Source: TypeAlias = Resident | Streamed
-
-
 def _to_words(values: np.ndarray) -> np.ndarray:
     kind = values.dtype
     words = np.ascontiguousarray(values).view(_word(kind))
@@ -357,7 +345,7 @@ def _words(kind: DType) -> tuple[int, ...]:
     return (2,) if kind.itemsize == 8 else ()
 
 
-def hold(rows: Rows, limit: int | None = None) -> tuple[Source, Pytree]:
+def hold(rows: Rows, limit: int | None = None) -> tuple[Streamed | None, Pytree]:
     """Put the rows on the device if they fit in `limit` bytes; otherwise prepare to stream them.
 
     Return the source and its array argument. By default the limit is half of the free memory.
@@ -373,18 +361,20 @@ def hold(rows: Rows, limit: int | None = None) -> tuple[Source, Pytree]:
         batch, present[i] = padded_chunk(rows, i, size)
         for name, values in batch.items():
             filled[name][i] = values
-    return Resident(), to_device((filled, present))
+    return None, to_device((filled, present))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def log_likelihood(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> jax.Array:
+def log_likelihood(
+    target: Target, source: Streamed | None, t: jax.Array, chunks: Pytree
+) -> jax.Array:
     """Log-likelihood of all rows at `t`; the same sweep computes its gradient."""
     return _sweep(target, source, t, chunks)[0]
 
 
-def _sweep(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> Slope:
+def _sweep(target: Target, source: Streamed | None, t: jax.Array, chunks: Pytree) -> Slope:
     def add(total: Slope, item: Pytree) -> tuple[Slope, None]:
-        batch, present = source.chunk(item)
+        batch, present = item if source is None else source.chunk(item)
         part = value_and_slope(target, t, batch, present)
         added: Slope = jax.tree.map(jnp.add, total, part)
         return added, None
@@ -395,7 +385,7 @@ def _sweep(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> Slop
 
 
 def _backward(
-    target: Target, source: Source, slope: jax.Array, tangent: jax.Array
+    target: Target, source: Streamed | None, slope: jax.Array, tangent: jax.Array
 ) -> tuple[jax.Array, None]:
     del target, source
     return tangent * slope, None
