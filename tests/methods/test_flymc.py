@@ -17,7 +17,6 @@ from helpers.targets import (
     flat_draws,
     gaussian_rows,
     logistic_rows,
-    quick,
 )
 from models.test_bounds import Flat
 from modicum.kernels import firefly as kernel
@@ -173,7 +172,7 @@ def test_lights_start_where_they_belong():
 @SLOW
 def test_a_small_capacity_is_warned_of():
     method = mo.FlyMC(tuned=False, capacity=240)
-    post = quick(toy.MODEL, toy.rows(), method=method, draws=200, random_seed=1)
+    post = toy.sample(method, tune=100, draws=200, chains=2, random_seed=1)
     assert any("raise `capacity`" in text for text in map(str, post.warnings))
     assert post.stats["n_bright"].max() <= 240
     assert post.stats["bright_refused"].any()
