@@ -22,7 +22,7 @@ from modicum.rows.csv import reread
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.evaluation import complete_rows
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.reading import encode_table, is_tabular, source_of, table_numbers
+from modicum.rows.reading import encode_table, is_tabular, source_of, table_numbers, whole_field
 from modicum.rows.sources import Source
 
 if TYPE_CHECKING:
@@ -65,18 +65,7 @@ def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarr
 
 def holds_column(rows: Rows, name: str) -> bool:
     """Return whether the rows hold the values of a column, as numbers or as levels."""
-    if name in rows.levels and name in rows.fields:
-        return True
-    return _place(rows, name) is not None or rows.fields.get(name) == ()
-
-
-def _place(rows: Rows, name: str) -> int | None:
-    """Return the index of a numeric column in the field x, or None."""
-    if name not in rows.columns or "x" not in rows.fields:
-        return None
-    place = rows.columns.index(name)
-    dense = list(range(len(rows.columns)) if rows.coding is None else rows.coding.dense)
-    return dense.index(place) if place in dense else None
+    return ArrayPopulation.of_fit(rows).holds(name) or rows.fields.get(name) == ()
 
 
 def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> np.ndarray:
@@ -84,17 +73,14 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
 
     A table must be in the order of the rows.
     """
-    subset = rows.subset(row_ids)
-    batch = subset.slice(0, len(subset))
-    if name in rows.levels and name in batch:
-        return np.array([str(level) for level in rows.levels[name]])[batch[name].astype(int)]
-    place = _place(rows, name)
-    if place is not None:
-        return np.asarray(batch["x"][:, place], float)
-    if name in batch and batch[name].ndim == 1:
-        return np.asarray(batch[name], float)
+    sample = ArrayPopulation.of_fit(rows.subset(row_ids))
+    if sample.holds(name):
+        values = sample.values(name)
+        return values if name in sample.places else values.astype(str)
+    if rows.fields.get(name) == ():
+        return whole_field(sample.as_it_is.rows, name).astype(float)
     if table is None or not is_tabular(table):
-        fields = [field for field in batch if batch[field].ndim == 1]
+        fields = [field for field, shape in rows.fields.items() if shape == ()]
         columns = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
         raise SettingError(f"there is no column {name!r}: {names_like(name, columns)}")
     return _table_values(table, name, len(rows), row_ids)
@@ -342,12 +328,21 @@ class ArrayPopulation:
         factors = {k: v for k, v in source.levels.items() if k in source.fields}
         return cls(rows, places, factors, share)
 
+    @classmethod
+    def of_fit(cls, rows: Rows) -> ArrayPopulation:
+        """Take rows in the layout of the fit as they are."""
+        return cls.of(AlignedRows(rows, tuple(rows.fields)), None, 1.0)
+
     def __len__(self) -> int:
         return len(self.as_it_is)
 
+    def holds(self, name: str) -> bool:
+        """Whether the rows have a column of this name."""
+        return name in self.places or name in self.factors
+
     def _batch(self, name: str) -> Batch:
         """Return all rows; refuse a column that they do not have."""
-        if name not in self.places and name not in self.factors:
+        if not self.holds(name):
             columns = [*self.places, *self.factors]
             raise SettingError(f"the rows have no column {name!r}: {names_like(name, columns)}")
         return dict(next(self.as_it_is.chunks(len(self))))
