@@ -118,7 +118,7 @@ def test_a_store_that_exists_is_not_replaced_by_an_argument_that_fit_has_not(fra
         ({"weights": np.ones(200)}, "weights must be the name of a column, not ndarray"),
         ({"offset": np.ones(200)}, "offset must be the name of a column, not ndarray"),
         ({"checkpoint": 3}, "checkpoint must be the path of a folder, not int"),
-        ({"family": "normal"}, "did you mean 'gaussian'"),
+        ({"family": "linear"}, "did you mean 'gaussian'"),
         ({"family": "bernoulli"}, "did you mean 'logistic'"),
     ],
 )

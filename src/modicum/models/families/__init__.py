@@ -59,27 +59,35 @@ FAMILIES: dict[str, type[LinearPredictorModel]] = {
     "asymmetric-laplace": AsymmetricLaplace,
 }
 
-# What other libraries call our families.
+# What other libraries call our families: names that work too.
 CALLED_ELSEWHERE = {
     "bernoulli": "logistic",
     "logit": "logistic",
     "normal": "gaussian",
-    "linear": "gaussian",
+    "student": "student-t",
     "t": "student-t",
     "categorical": "softmax",
-    "multinomial": "softmax",
     "cumulative": "ordinal",
     "negbinomial": "negative-binomial",
-    "quantile": "asymmetric-laplace",
+    "asym-laplace": "asymmetric-laplace",
     "zip": "zero-inflated-poisson",
 }
+# Names that may mean another model than our family.
+PERHAPS = {"linear": "gaussian", "multinomial": "softmax", "quantile": "asymmetric-laplace"}
 
 
 def family_named(name: str) -> type[LinearPredictorModel]:
-    """Return the family of this name."""
-    tidy = name.lower().replace("_", "-")
+    """Return the family of this name, ours or another library's.
+
+    Examples
+    --------
+    >>> family_named("zero_inflated_poisson").__name__, family_named("bernoulli").__name__
+    ('ZeroInflatedPoisson', 'Logistic')
+    """
+    tidy = name.lower().replace("_", "-").replace(".", "-")
+    tidy = CALLED_ELSEWHERE.get(tidy, tidy)
     if tidy not in FAMILIES:
-        likely = CALLED_ELSEWHERE.get(tidy)
+        likely = PERHAPS.get(tidy)
         hint = suggestion(name, FAMILIES) if likely is None else f" (did you mean {likely!r}?)"
         raise SettingError(
             f"there is no family {name!r}{hint}; the families are {', '.join(FAMILIES)}."
