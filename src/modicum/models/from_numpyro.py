@@ -111,18 +111,18 @@ Sites: TypeAlias = dict[str, Site]
 class Program:
     """A NumPyro model function, and how to run it on a batch of rows.
 
-    `plate` is the name of the plate over the rows, once it is known; `sample_rows` are a few rows
-    to run on where only parameters matter.
+    `sample_rows` are a few rows to run on where only parameters matter; `plate` is the name of the
+    plate over the rows, once it is known.
     """
 
     function: Callable[..., Any]  # its return value is ignored
     fields: tuple[str, ...]
     arguments: Mapping[str, Any]  # other arguments of the function
     rows: int
+    sample_rows: Mapping[str, np.ndarray]
     plate: str = ""
     parameters: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
-    sample_rows: Mapping[str, np.ndarray] | None = None
 
     def run(
         self,
@@ -150,7 +150,7 @@ class Program:
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Log-density of the parameters."""
-        sites = self.run(self._sample_rows, theta)
+        sites = self.run(self.sample_rows, theta)
         return sum((_log_density(sites[name]).sum() for name in self.parameters), jnp.zeros(()))
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
@@ -171,7 +171,7 @@ class Program:
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Return values of the deterministic sites that do not depend on the rows."""
-        sites = self.run(self._sample_rows, theta)
+        sites = self.run(self.sample_rows, theta)
         return {name: sites[name]["value"] for name in self.reported}
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
@@ -214,7 +214,7 @@ class Program:
 
     def _zeros(self, count: int) -> Batch:
         """Return `count` rows of zeros."""
-        like = self._sample_rows
+        like = self.sample_rows
         return {k: jnp.zeros((count, *like[k].shape[1:]), like[k].dtype) for k in like}
 
     def simulate_prior(self, key: jax.Array) -> Params:
@@ -223,7 +223,7 @@ class Program:
 
         try:
             seeded = replace(self, function=handlers.seed(self.function, key))
-            sites = seeded.run(self._sample_rows, {})
+            sites = seeded.run(self.sample_rows, {})
         except NotImplementedError:
             raise SettingError(
                 "a parameter of the model has an improper distribution, which cannot be drawn "
@@ -236,7 +236,7 @@ class Program:
 
         A field qualifies if the site's values equal the field's, also after the field is changed.
         """
-        batch = self._sample_rows
+        batch = self.sample_rows
         for name in self.fields:
             changed = ~batch[name] if batch[name].dtype == bool else batch[name] + 1
             batches = [batch, {**batch, name: changed}]
@@ -247,11 +247,6 @@ class Program:
             if all(np.array_equal(v, b[name]) for v, b in zip(sites, batches, strict=True)):
                 return name
         return ""
-
-    @property
-    def _sample_rows(self) -> Mapping[str, np.ndarray]:
-        assert self.sample_rows is not None, "set once the function has been studied"
-        return self.sample_rows
 
 
 def _all_rows(plate: str, count: int, rows: int | None) -> Any:  # a NumPyro handler
@@ -349,7 +344,9 @@ def from_numpyro(model: Callable[..., Any], rows: Rows, **arguments: Any) -> Mod
         )
     _require_numpyro()
     fields = _row_arguments(model, rows, arguments)
-    return _Study(Program(model, fields, arguments, len(rows)), rows).model()
+    batches = [with_given_types(batch, rows.kinds) for batch in two_batches(rows)]
+    batch, other = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
+    return _Study(Program(model, fields, arguments, len(rows), batch), batch, other, rows).model()
 
 
 def _require_numpyro() -> None:
@@ -404,13 +401,14 @@ class _NumpyroModel(Model):
         """Skip the check: chains draw no outcomes, and drawing them reports its own errors."""
 
 
+@dataclass
 class _Study:
     """A trial of a NumPyro function on a few rows, before it becomes a model."""
 
-    def __init__(self, program: Program, rows: Rows) -> None:
-        batches = [with_given_types(batch, rows.kinds) for batch in two_batches(rows)]
-        self.batch, self.other_batch = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
-        self.rows, self.program = rows, program
+    program: Program
+    batch: Mapping[str, np.ndarray]
+    other_batch: Mapping[str, np.ndarray]
+    rows: Rows
 
     @in_double_precision
     @np.errstate(divide="ignore", invalid="ignore")  # deterministic sites, where parameters are 0
@@ -426,7 +424,6 @@ class _Study:
             plate=plate,
             parameters=tuple(free),
             reported=tuple(reported),
-            sample_rows=self.batch,
         )
         points = [_values(self._run(self.batch, radius), free) for radius in _radii()]
         elsewhere = self.program.run(self.batch, points[1])

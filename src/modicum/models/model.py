@@ -239,11 +239,6 @@ class BaseModel(ABC):
             "outcome of one row with a JAX key, or use post.predict for expected outcomes."
         )
 
-    @property
-    def simulates_prior(self) -> bool:
-        """Whether `simulate_prior` draws parameters."""
-        return type(self).simulate_prior is not BaseModel.simulate_prior
-
     def draw_prior(
         self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
     ) -> Params:

@@ -16,7 +16,7 @@ import numpy as np
 from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError, suggestion, whole_number
 from modicum.models.model import BaseModel, Batch, Params, named_leaves
-from modicum.models.outcome_checks import check_outcomes, class_fault, count_classes, largest_class
+from modicum.models.outcome_checks import check_outcomes, class_fault, count_classes, outcome_range
 from modicum.models.priors import is_positive
 from modicum.models.tracing import explained, uncompiled
 from modicum.random import IMPL
@@ -574,7 +574,7 @@ class Network(NeuralModel):
 
     def output_size(self, rows: Rows) -> int:
         """Number of outputs that the outcomes need at least."""
-        return 1 if self.likelihood == "gaussian" else max(2, 1 + largest_class(rows))
+        return 1 if self.likelihood == "gaussian" else max(2, 1 + int(outcome_range(rows)[1]))
 
     def _check_outputs(self, shape: tuple[int, ...], count: int, rows: Rows) -> None:
         size = self.output_size(rows)

@@ -72,9 +72,18 @@ def class_names(rows: Rows, count: int, prefix: str = "") -> tuple[str, ...]:
     return (*map(str, levels[:count]), *numbered)
 
 
-def largest_class(rows: Rows) -> int:
-    """Return the largest outcome."""
-    return int(max(chunk["y"].max() for chunk in rows.chunks(CHUNK)))
+def outcome_range(rows: Rows, enough: float = np.inf) -> tuple[float, float]:
+    """Return the smallest and largest outcome, or any two that differ by more than `enough`.
+
+    That is a share of their size.
+    """
+    low, high = np.inf, -np.inf
+    for chunk in rows.chunks(CHUNK):
+        y = np.asarray(chunk["y"], float)
+        low, high = min(low, y.min()), max(high, y.max())
+        if high - low > enough * max(abs(low), abs(high)):
+            break
+    return float(low), float(high)
 
 
 def count_classes(rows: Rows) -> int:
@@ -159,14 +168,11 @@ def refuse_constant(model: BaseModel, rows: Rows) -> None:
     """Refuse an outcome that never varies, where the scale of its noise is to be estimated."""
     if len(rows) < 2 or "offset" in rows.fields:
         return
-    first = None
-    for chunk in rows.chunks(CHUNK):
-        y = np.asarray(chunk["y"])
-        first = y[0] if first is None else first
-        if np.any(y != first):
-            return
+    low, high = outcome_range(rows, enough=0.0)
+    if low < high:
+        return
     raise DataError(
-        f"the outcome '{rows.outcome or 'y'}' is {first:g} in every row, so there is nothing to "
+        f"the outcome '{rows.outcome or 'y'}' is {low:g} in every row, so there is nothing to "
         f"explain and no noise whose scale {type(model).__name__} could estimate: check the "
         "outcome."
     )
@@ -174,13 +180,9 @@ def refuse_constant(model: BaseModel, rows: Rows) -> None:
 
 def refuse_remote(rows: Rows) -> None:
     """Refuse a real outcome that varies only in its last digits."""
-    low, high = np.inf, -np.inf
-    for chunk in rows.chunks(CHUNK):
-        y = np.asarray(chunk["y"], float)
-        low, high = min(low, y.min()), max(high, y.max())
-        if high - low > REMOTE * max(abs(low), abs(high)):
-            return
-    if low == high or "offset" in rows.fields:
+    low, high = outcome_range(rows, REMOTE)
+    varies = high - low > REMOTE * max(abs(low), abs(high))
+    if varies or low == high or "offset" in rows.fields:
         return
     raise DataError(
         f"the outcome '{rows.outcome or 'y'}' lies between {low:.3g} and {low:.3g} + "

@@ -28,7 +28,28 @@ def with_reference(eta: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True, repr=False)
-class Softmax(LinearPredictorModel):
+class _Classes(LinearPredictorModel):
+    """A family of classes 0, 1, ..., K - 1, predicted by their probabilities."""
+
+    classes: int | None = None
+    fewest: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes is not None:
+            whole_number("classes", self.classes, self.fewest)
+
+    def decide(self, expected: np.ndarray) -> np.ndarray:
+        """Predict the most probable class."""
+        return np.argmax(expected, axis=-1)
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Allow only whole numbers from 0 to K - 1."""
+        return class_fault(y, self.classes)
+
+
+@dataclass(frozen=True, repr=False)
+class Softmax(_Classes):
     """Multinomial logistic regression: classes 0, 1, ..., K - 1, the last one the reference.
 
     `classes` may be left out: it is then one more than the largest outcome, and every class must
@@ -42,13 +63,7 @@ class Softmax(LinearPredictorModel):
     (2, 3)
     """
 
-    classes: int | None = None
     predictor_per_class: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.classes is not None:
-            whole_number("classes", self.classes, 2)
 
     def predictors(self, rows: Rows) -> int:
         """Return one predictor per class but the reference."""
@@ -72,10 +87,6 @@ class Softmax(LinearPredictorModel):
         """Probability of each class, the reference last."""
         return jax.nn.softmax(jnp.append(eta, 0.0))
 
-    def decide(self, expected: np.ndarray) -> np.ndarray:
-        """Predict the most probable class."""
-        return np.argmax(expected, axis=-1)
-
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns that separate the classes."""
         intercept = np.asarray(theta["intercept"]) if self.intercept else None
@@ -86,10 +97,6 @@ class Softmax(LinearPredictorModel):
         del batch
         padded = np.concatenate([eta, np.zeros_like(eta[..., :1])], axis=-1)
         return 1.0 * np.argmax(padded + rng.gumbel(size=padded.shape), axis=-1)
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only whole numbers from 0 to K - 1."""
-        return class_fault(y, self.classes)
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes out of support, and an outcome with a single class."""
@@ -105,7 +112,7 @@ class Softmax(LinearPredictorModel):
 
 
 @dataclass(frozen=True, repr=False)
-class Ordinal(LinearPredictorModel):
+class Ordinal(_Classes):
     """Ordered classes 0, 1, ..., K - 1: P(y <= k) is the sigmoid of cutpoint_k - x @ beta.
 
     A positive coefficient makes higher classes more likely. `classes` may be left out: it is then
@@ -122,12 +129,10 @@ class Ordinal(LinearPredictorModel):
     (('0|1', '1|2'),)
     """
 
-    classes: int | None = None
+    fewest: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classes is not None:
-            whole_number("classes", self.classes, 3)
         if not self.intercept:
             raise SettingError(
                 "Ordinal has cutpoints in place of an intercept, which cannot be left out: remove "
@@ -176,10 +181,6 @@ class Ordinal(LinearPredictorModel):
         classes = jnp.arange(len(eta) + 1)
         return jnp.exp(jax.vmap(lambda k: self.log_density(eta, k))(classes))
 
-    def decide(self, expected: np.ndarray) -> np.ndarray:
-        """Predict the most probable class."""
-        return np.argmax(expected, axis=-1)
-
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Report the cutpoints."""
         gaps = [jnp.exp(theta[name]) for name in self.extras]
@@ -207,10 +208,6 @@ class Ordinal(LinearPredictorModel):
         cuts = np.cumsum(bounded_exp(eta[..., 1:]), axis=-1)  # from the first one, which is at 0
         latent = eta[..., 0] + rng.logistic(size=eta.shape[:-1])
         return (latent > 0) + 1.0 * np.sum(latent[..., None] > cuts, axis=-1)
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only whole numbers from 0 to K - 1."""
-        return class_fault(y, self.classes)
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes out of support, and fewer than three classes."""
