@@ -103,8 +103,9 @@ def fit(
         ``C(column, contr.sum, levels=[...])``. ``0 +`` drops the intercept, ``.`` stands for
         all other columns. ``(1 | ward)``, ``(1 + dose | ward)``, ``(dose || ward)`` and
         ``(1 | school/class)`` are effects that vary between groups, each with its own standard
-        deviation; before the bar stand terms like any other, also factors and interactions. Further fields of the outcome follow it after a bar:
-        ``"wins | trials(games) ~ team"`` fills the field `trials`.
+        deviation; before the bar stand terms like any other, also factors and interactions.
+        Further fields of the outcome follow it after a bar: ``"wins | trials(games) ~ team"``
+        fills the field `trials`.
     data
         A pandas or polars data frame, an Arrow table or dataset, a path or glob of Parquet, CSV
         or Feather files, a row store or `mo.Rows` with named columns; or a digest
