@@ -106,10 +106,10 @@ class CoefficientPriors(BaseModel):
         if not isinstance(self.intercept, bool | np.bool_):
             raise SettingError(f"intercept must be True or False, not {self.intercept!r}.")
         object.__setattr__(self, "priors", tidy_priors(self.priors) or None)
-        if isinstance(self.resolved_priors, Mapping):  # from a file
-            object.__setattr__(self, "resolved_priors", ModelPriors.from_dict(self.resolved_priors))
-        if isinstance(self.coding, Mapping):
-            object.__setattr__(self, "coding", Coding.from_dict(self.coding))
+        for name, kind in (("resolved_priors", ModelPriors), ("coding", Coding)):
+            value = getattr(self, name)
+            if value is not None and type(value) is not kind:  # as a file describes it
+                object.__setattr__(self, name, kind.from_dict(value))
         object.__setattr__(self, "groups", tidy_groups(self.groups))
         self._check_priors()
 
