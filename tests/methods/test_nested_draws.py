@@ -1,13 +1,22 @@
 """Draws of scales and, given these, of coefficients, against quadrature."""
 
+from dataclasses import replace
+
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import expit
 
 import modicum as mo
+from helpers.interrupted import task_of
 from helpers.refusals import unwarned
+from modicum.fit import model_for
 from modicum.methods import nested_draws
+from modicum.methods.pilot.anchored_proxy import StudySettings
+from modicum.methods.pilot.pilot_draws import log_proxies
+from modicum.methods.pilot.study import weigh
+from modicum.rows.reading import read_formula
 
 WIDE = np.polynomial.hermite_e.hermegauss(60)
 FIT = {"draws": 1000, "chains": 4, "random_seed": 3, "progressbar": False}
@@ -72,6 +81,19 @@ def test_a_density_without_its_determinant_is_noticed(monkeypatch):
     table = few_groups(8, 20, 0.3)
     monkeypatch.setattr(nested_draws.Given, "half_log_det", 0.0)
     assert not np.all(errors(fitted(table), *by_quadrature(table)) < 4)
+
+
+def test_numpy_and_compiled_code_agree_on_the_log_density_of_the_proxy():
+    rng = np.random.default_rng(2)
+    table = few_groups(8, 20, 0.3).assign(x=rng.normal(size=160), h=rng.integers(0, 5, 160))
+    rows = read_formula("y ~ x + (x | g) + (1 | h)", table, progressbar=False).rows
+    task = task_of(model_for(rows, "logistic", None, "explicit").model, rows)
+    with jax.enable_x64(True):
+        weights = weigh(StudySettings(), task, task.anchor_at_mode())
+        about = replace(weights.about, proxy=weights.about.proxy._replace(warp=None))
+        z = rng.normal(size=(50, task.target.size))
+        compiled = np.asarray(log_proxies(about.control_variate, about.proxy, z))
+    np.testing.assert_allclose(about.log_proxy(z), compiled, rtol=1e-9)
 
 
 def test_coefficients_that_scales_leave_open_are_refused_in_a_sentence(monkeypatch):

@@ -104,7 +104,7 @@ class WeighingPool:
         return cached_rows(self.about.control_variate, part, self.about.proxy)
 
     @in_double_precision
-    @np.errstate(invalid="ignore")  # far from the mode, rows may have density 0
+    @np.errstate(invalid="ignore", over="ignore")  # far from the mode, densities may be 0
     def weigh(self, z: np.ndarray, middle: np.ndarray | None = None) -> PoolWeights:
         """Weight draws (S, d) in whitened coordinates with mean `middle`, by default the centre."""
         about = self.about

@@ -279,10 +279,20 @@ class AnchoredProxy:
 
     def log_proxy(self, z: np.ndarray) -> np.ndarray:
         """Return the log of proxy times prior at whitened points, up to a constant."""
-        terms = self._quadratic_terms(z)
-        if terms is None:
-            return np.asarray(log_proxies(self.control_variate, self.proxy, z))
-        return np.asarray(np.sum(terms, axis=1) + self._curve_sum(z))
+        terms, pooled = self._quadratic_terms(z), self._pooled_prior(z)
+        if terms is not None:
+            return np.asarray(np.sum(terms, axis=1) + self._curve_sum(z))
+        if pooled is not None:
+            return np.asarray(np.sum(self._quadratic(z), axis=1) + self._curve_sum(z) + pooled)
+        return np.asarray(log_proxies(self.control_variate, self.proxy, z))
+
+    def _pooled_prior(self, z: np.ndarray) -> np.ndarray | None:
+        """Return the log-prior of pooled effects; None if it is bent, or there are other terms."""
+        exact, proxy = self.task.target.exact_prior, self.proxy
+        if exact is None or proxy.warp is not None or proxy.bend is not None or self.arrow:
+            return None
+        t = self.anchor.point + z @ self.anchor.dense_factor.T
+        return exact[0].log_densities(t, exact[1])
 
     def _curve_sum(self, z: np.ndarray) -> np.ndarray | float:
         """Return what the curves of rare levels add to the quadratic."""
@@ -299,8 +309,12 @@ class AnchoredProxy:
         own_prior = not isinstance(self.task.target.model, LinearPredictorModel)
         if bent or proxy.prior is not None or own_prior:
             return None
-        curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
-        return np.asarray(z * (np.asarray(proxy.a) + curved / 2))
+        return self._quadratic(z)
+
+    def _quadratic(self, z: np.ndarray) -> np.ndarray:
+        """Return what each coordinate adds to the quadratic."""
+        curved = -z if self.proxy.B is None else z @ np.asarray(self.proxy.B)
+        return np.asarray(z * (np.asarray(self.proxy.a) + curved / 2))
 
     @property
     def fresh(self) -> float:

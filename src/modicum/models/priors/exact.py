@@ -59,6 +59,11 @@ class ExactTerm(ABC):
         del covariance, numbers
         return t
 
+    def log_densities(self, t: np.ndarray, numbers: Numbers) -> np.ndarray | None:
+        """Log-densities at points (S, d) by NumPy; None if only compiled code has them."""
+        del t, numbers
+        return None
+
     @abstractmethod
     def normal_approximations(
         self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
@@ -89,6 +94,12 @@ class ExactPrior:
             (term.log_density(t, own) for term, own in pairs if term.smooth or not smooth_only),
             jnp.zeros(()),
         )
+
+    def log_densities(self, t: np.ndarray, numbers: tuple[Numbers, ...]) -> np.ndarray | None:
+        """Log-densities at points (S, d) by NumPy; None if only compiled code has them."""
+        logs = [term.log_densities(t, own) for term, own in zip(self.terms, numbers, strict=True)]
+        found = [log for log in logs if log is not None]
+        return np.sum(found, axis=0) if len(found) == len(logs) else None
 
     @property
     def smooth(self) -> tuple[bool, ...]:
@@ -284,6 +295,15 @@ class Effects(ExactTerm):
         z = u / jnp.diag(lower)[:, None] if not self.partials else _solve(lower, u)
         log_det = jnp.sum(jnp.log(jnp.diag(lower)))
         return -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
+
+    def log_densities(self, t: np.ndarray, numbers: Numbers) -> np.ndarray:
+        """`log_density` at points (S, d)."""
+        hyper = t[:, self.hyperparameters]
+        u = t[:, np.array(self.where)].reshape(len(t), self.count, self.levels)
+        precision, half_log_det = self.precision_given(hyper)
+        log_det = half_log_det - self.count * HALF_LOG_2PI
+        squares = np.sum((precision @ u) * u, axis=(1, 2))
+        return self.levels * log_det - squares / 2 + self.log_hyper(hyper, numbers)
 
     def precision_given(self, hyper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Precisions of the effects of a level, (..., count, count), and half their log dets."""
