@@ -136,7 +136,7 @@ def test_defaults_are_shown_beside_what_is_given():
     assert shown["beta[age]"] == "laplace(0, 1)"
     assert shown["beta[town[b]]"].startswith("normal(0, ")
     assert mo.priors.default(gaussian_rows(50), "gaussian")["log_scale"].startswith("normal(")
-    refused(mo.SettingError, "no family 'logit'", mo.priors.default, table_rows(), "logit")
+    refused(mo.SettingError, "no family 'logits'", mo.priors.default, table_rows(), "logits")
 
 
 def test_models_are_hashable_shown_and_kept_with_their_priors():
