@@ -65,7 +65,6 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
     "LinearPredictorModel": 44,
     "IntegratedEffects": 22,
-    "ArrowFactor": 21,
     "Rows": 22,
     "GroupedRows": 1,
     "LinearTaylor": 12,
@@ -100,7 +99,6 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "TableFiles": 2,
     **dict.fromkeys(
         (
-            "ArrowMatrix",
             "ArrayOrder",
             "AsTraced",
             "Auto",

@@ -11,7 +11,7 @@ import numpy as np
 
 from modicum.digest import Digest
 from modicum.errors import ModicumWarning, warn
-from modicum.linalg.arrow import ArrowFactor, Factor
+from modicum.linalg.arrow import Factor, in_two
 from modicum.methods import Method
 from modicum.methods.method import Coordinates, Plan, Task, Tuning
 from modicum.methods.whole_groups import quadrature_doubts
@@ -177,7 +177,8 @@ def _named_draws(
     """Map whitened coordinates (chain, draw, d) to named parameters, a few chains at a time."""
     chains, draws, size = position.shape
     point = point.astype(position.dtype)
-    factor = factor if isinstance(factor, ArrowFactor) else factor.astype(position.dtype)
+    plain, arrow = in_two(factor)
+    factor = plain.astype(position.dtype) if arrow is None else arrow
     together = max(1, 2**22 // (draws * size))
     parts = []
     for first in range(0, chains, together):
@@ -191,6 +192,7 @@ def _named_draws(
 
 def _to_parameters(point: np.ndarray, factor: Factor, z: np.ndarray) -> np.ndarray:
     """Return t = t* + L z for each row of z; a diagonal L may be given as a vector."""
-    if isinstance(factor, ArrowFactor):
-        return point + factor.times(z)
-    return point + (z @ factor.T if factor.ndim == 2 else z * factor)
+    plain, arrow = in_two(factor)
+    if arrow is not None:
+        return point + arrow.times(z)
+    return point + (z @ plain.T if plain.ndim == 2 else z * plain)

@@ -93,7 +93,7 @@ def density(target, anchor, t, cut=1.0):
     """Return log density and gradient at r = t* + L z: proxy, residuals, log-Jacobian."""
     batch = crossed()[1].take(np.arange(64)) | {"probability": np.full(64, 0.1)}
     form = proxy(anchor, target, 2)
-    if isinstance(form.factor, ArrowFactor):
+    if form.arrow is not None:
         form = form._replace(B=form.B * cut)
     value, slope = _density(control_variate(target, 2), anchor.whiten(t), form, batch)
     L = np.column_stack([anchor.factor @ unit for unit in np.eye(len(t))])

@@ -60,9 +60,10 @@ class FullDataContext(NamedTuple):
     """Constant inputs of the kernel."""
 
     point: jax.Array  # t*
-    factor: jax.Array | ArrowFactor  # L
+    factor: jax.Array  # L; 1 if there is an `arrow`
     n: jax.Array  # number of rows
     data: Pytree  # the rows, in the form that the log-posterior takes
+    arrow: ArrowFactor | None = None  # L, where a factor has many levels
     starts: ModeStarts | None = None  # starting points if there are several modes
     warp: Warp | None = None  # entries that a chain moves with a scale
     curves: Curves | None = None  # curved axes, along which the posterior is skewed

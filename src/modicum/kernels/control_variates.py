@@ -48,7 +48,7 @@ from modicum.kernels.remainder import (
     remainder_and_slope,
 )
 from modicum.kernels.whitening import displacement
-from modicum.linalg.arrow import ArrowFactor, ArrowMatrix, Symmetric
+from modicum.linalg.arrow import ArrowMatrix, Symmetric, in_two
 from modicum.linalg.columns import ModelMatrix
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.model import Batch
@@ -172,9 +172,9 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         return group_proxy(anchor, target, order)
     _, folded_gradient, folded_hessian = folded_prior(target, anchor.point)
     gradient = (anchor.A if order >= 1 else np.zeros_like(anchor.A)) + folded_gradient
-    L = anchor.factor
+    L, arrow = in_two(anchor.factor)
     hessian: Symmetric | None
-    if isinstance(L, ArrowFactor):  # the sum is in t - t*
+    if arrow is not None:  # the sum is in t - t*
         hessian = anchor.B + folded_hessian if order >= 2 else folded_hessian
     else:
         dense = anchor.dense_hessian
@@ -183,7 +183,7 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         is_plain = np.abs(curved + np.eye(len(L))).max() <= ROUNDING
         hessian = None if is_plain else (curved + curved.T) / 2
     prior = None if target.exact_prior is None else target.exact_prior[1]
-    made = Proxy(*to_device((anchor.point, L, gradient, hessian, prior)))
+    made = Proxy(*to_device((anchor.point, L, gradient, hessian, arrow, prior)))
     return made._replace(warp=anchor.warp(target))
 
 
@@ -215,14 +215,15 @@ def cached_rows(control_variate: ControlVariate[Pytree], batch: Batch, proxy: Pr
 
 
 def _quadratic(z: jax.Array, proxy: Proxy) -> jax.Array:
-    if isinstance(proxy.B, ArrowMatrix):
+    if proxy.B is None:
+        return z @ (proxy.a + 0.5 * -z)
+    if proxy.arrow is not None:
         return _arrow_quadratic(z, proxy.a, proxy.B)
-    curved = -z if proxy.B is None else proxy.B @ z
-    return z @ (proxy.a + 0.5 * curved)
+    return z @ (proxy.a + 0.5 * (proxy.B @ z))
 
 
 @jax.custom_jvp
-def _arrow_quadratic(s: jax.Array, a: jax.Array, B: ArrowMatrix) -> jax.Array:
+def _arrow_quadratic(s: jax.Array, a: jax.Array, B: jax.Array | ArrowMatrix) -> jax.Array:
     """a's + s'Bs/2; its gradient in s is a + Bs, which needs no further product with B."""
     return s @ (a + 0.5 * (B @ s))
 
@@ -315,9 +316,7 @@ class LinearTaylor:
         likelihood_part = slice(None, self.target.size)  # hyperparameters come after
         eta = x @ proxy.point[likelihood_part] + batch.get("offset", 0.0)
         cached = LinearRows(
-            rows=self._columns(batch)
-            if isinstance(proxy.factor, ArrowFactor)
-            else self._whitened(x, proxy),
+            rows=self._whitened(x, proxy) if proxy.arrow is None else self._columns(batch),
             eta=eta,
             y=y,
             taylor=coefficients(self.model, eta, y).T,
@@ -337,7 +336,6 @@ class LinearTaylor:
         """x L, restricted to the parameters of the likelihood."""
         if proxy.row_factor is not None:
             return whitened(x.densely(), proxy.row_factor)
-        assert not isinstance(proxy.factor, ArrowFactor)
         return x @ proxy.factor[: self.target.size]
 
     def _columns(self, batch: Batch) -> Batch:

@@ -29,7 +29,6 @@ import numpy as np
 
 from modicum.arrays import as_either, namespace
 from modicum.kernels.protocols import Bend, Proxy
-from modicum.linalg.arrow import ArrowFactor
 from modicum.models import IntegratedEffects, Target
 from modicum.models.covariances import entries_of
 from modicum.models.integrals import FlatGroups, NumPyGroups
@@ -80,7 +79,6 @@ def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
     bend = proxy.bend
     if bend is None:
         return jnp.zeros(())
-    assert not isinstance(proxy.factor, ArrowFactor)
     w = proxy.factor[bend.where] @ z
     v = _bent(w, bend.power)
     c = v - w

@@ -237,9 +237,10 @@ class Proxy(NamedTuple):
     """The anchor in whitened coordinates: sum q = C + a'z + z'Bz/2, without the constant C."""
 
     point: jax.Array  # t*
-    factor: jax.Array | ArrowFactor  # L; for an `ArrowFactor` the sum is in s = t - t*, not in z
+    factor: jax.Array  # L; 1 if there is an `arrow`, and the sum is then in s = t - t*, not in z
     a: jax.Array
     B: jax.Array | ArrowMatrix | None  # None: -I, the result of whitening with the prior
+    arrow: ArrowFactor | None = None  # L, where a factor has too many levels to whiten rows
     prior: Pytree = None  # hyperparameters of the priors that are not part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate

@@ -63,13 +63,18 @@ class Whitening(Protocol):
         ...
 
     @property
-    def factor(self) -> jax.Array | ArrowFactor:
+    def factor(self) -> jax.Array:
         """L: a matrix, a vector if it is diagonal, or a scalar c for c times I."""
         ...
 
 
 class Warped(Whitening, Protocol):
     """A whitening in which some entries may move with a scale, or axes may be curved."""
+
+    @property
+    def arrow(self) -> ArrowFactor | None:
+        """What z is multiplied by first, where a factor has many levels; None: nothing."""
+        ...
 
     @property
     def warp(self) -> Warp | None:
@@ -82,10 +87,8 @@ class Warped(Whitening, Protocol):
         ...
 
 
-def scaled(factor: jax.Array | ArrowFactor, z: jax.Array) -> jax.Array:
+def scaled(factor: jax.Array, z: jax.Array) -> jax.Array:
     """L z, for a factor L in any of the forms that `Whitening` allows."""
-    if isinstance(factor, ArrowFactor):
-        return jnp.asarray(factor @ z)
     return factor @ z if factor.ndim == 2 else factor * z
 
 
@@ -102,14 +105,14 @@ def is_straight(whitening: Warped) -> bool:
 def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
     """Map a chain's coordinates z to whitened coordinates s; return s and the log Jacobian.
 
-    Code that deals with rows takes s, with t = t* + L s, and need not know about z. If L is an
-    `ArrowFactor`, with many levels, its product is formed only once, here, and s is t - t* itself.
+    Code that deals with rows takes s, with t = t* + L s, and need not know about z. With an arrow
+    factor, of many levels, its product is formed only once, here: s is t - t* itself, and L is 1.
     """
     warp = whitening.warp
     if whitening.curves is not None:  # L is then dense, and no entry moves with a scale
         return along_curves(z, whitening.curves)
-    if isinstance(whitening.factor, ArrowFactor):
-        return _straighten_arrow(jnp.asarray(whitening.factor @ z), whitening.point, warp)
+    if whitening.arrow is not None:
+        return _straighten_arrow(jnp.asarray(whitening.arrow @ z), whitening.point, warp)
     if warp is None:
         return z, jnp.zeros(())
     assert warp.into is not None
@@ -122,7 +125,7 @@ def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
 def _straighten_arrow(
     away: jax.Array, point: jax.Array, warp: Warp | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Like `straighten`, for an `ArrowFactor`; `away` is r - t*, whose entries are moved."""
+    """Like `straighten`, for an arrow factor; `away` is r - t*, whose entries are moved."""
     if warp is None:
         return away, jnp.zeros(())
     assert warp.common is not None
@@ -152,7 +155,7 @@ def _moved(
 
 def displacement(s: jax.Array, whitening: Whitening) -> jax.Array:
     """t - t*, from the s that `straighten` returns."""
-    return s if isinstance(whitening.factor, ArrowFactor) else scaled(whitening.factor, s)
+    return scaled(whitening.factor, s)
 
 
 def to_record(
@@ -160,6 +163,6 @@ def to_record(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the whitened coordinates to record, and the log-density without the Jacobian."""
     s, growth = straighten(z, whitening)
-    factor = whitening.factor
-    position = jnp.asarray(factor.whitened(s)) if isinstance(factor, ArrowFactor) else s
+    arrow = whitening.arrow
+    position = s if arrow is None else jnp.asarray(arrow.whitened(s))
     return position, logdensity if is_straight(whitening) else logdensity - growth

@@ -456,6 +456,11 @@ Symmetric: TypeAlias = np.ndarray | ArrowMatrix
 Factor: TypeAlias = np.ndarray | ArrowFactor
 
 
+def in_two(factor: Factor) -> tuple[np.ndarray, ArrowFactor | None]:
+    """Return L as a product of a plain factor and an arrow, one of which is 1 (None: no arrow)."""
+    return (factor, None) if isinstance(factor, np.ndarray) else (np.ones(()), factor)
+
+
 def diagonal(matrix: Symmetric) -> np.ndarray:
     """Return the diagonal of a dense or arrow matrix."""
     return ArrowMatrix.of(matrix).diagonal()

@@ -21,6 +21,7 @@ from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
 from modicum.kernels.protocols import Move
+from modicum.linalg.arrow import in_two
 from modicum.methods.cost import slow_run
 from modicum.methods.method import (
     Coordinates,
@@ -212,6 +213,7 @@ class _FullData(Method):
         evaluations = n * longer * self.gradients(task.target.size)
         work = f"{self.name.upper()} on all {n:,} rows"
         slow = slow_run(task, where.point, evaluations, work, "use fewer draws, or fewer rows")
+        factor, arrow = in_two(where.factor)
         return Plan(
             FullDataKernel(
                 log_posterior,
@@ -222,7 +224,8 @@ class _FullData(Method):
             ),
             FullDataContext(
                 point=to_device(where.point),
-                factor=to_device(where.factor),
+                factor=to_device(factor),
+                arrow=to_device(arrow),
                 n=to_device(np.asarray(n)),
                 data=chunks,
                 **places,

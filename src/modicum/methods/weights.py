@@ -41,7 +41,7 @@ from modicum.kernels.remainder import (
     series_value,
 )
 from modicum.kernels.residuals_by_numpy import NumPyGroupValues, groups_need_no_compiler
-from modicum.linalg.arrow import ArrowFactor, ArrowLayout
+from modicum.linalg.arrow import ArrowLayout
 from modicum.linalg.columns import ModelMatrix, sums_of_squares
 from modicum.methods.method import Task
 from modicum.models import LinearPredictorModel
@@ -123,7 +123,7 @@ def expected_residuals(
     """
     if isinstance(control_variate, LinearTaylor):
         chunk_map, arguments = _linear_pass(sums, control_variate, proxy, pilot, by_draws)
-        if by_draws and not isinstance(proxy.factor, ArrowFactor):
+        if by_draws and proxy.arrow is None:
             sums.enter("design", len(pilot), "density", passes=1)
         else:
             sums.enter("design", 1, "gradient", passes=1)
@@ -146,7 +146,7 @@ def _linear_pass(
 ) -> tuple[Callable[..., Array], Pytree]:
     """Return the function a pass maps over chunks of linear-predictor rows, and its arguments."""
     target = control_variate.target
-    if isinstance(proxy.factor, ArrowFactor):
+    if proxy.arrow is not None:
         assert sums.target.arrow is not None
         levels = partial(_residuals_of_levels, control_variate, sums.target.arrow, by_draws)
         return levels, (proxy, jnp.asarray(pilot))
@@ -366,8 +366,8 @@ def _residuals_of_levels(
     numbers in the place of its level.
     """
     proxy, draws = arguments
-    factor, model = proxy.factor, control_variate.target.model
-    assert isinstance(factor, ArrowFactor)
+    factor, model = proxy.arrow, control_variate.target.model
+    assert factor is not None
     assert isinstance(model, LinearPredictorModel)
     x = control_variate.matrix(batch)
     size = control_variate.target.size

@@ -132,7 +132,7 @@ class Anchor:
                 weight = information[parts.where] * (term == k)
                 shared[k] = weight / weight.sum()
         into = None  # with an `ArrowFactor`, entries of t are moved instead
-        if not isinstance(self.factor, ArrowFactor):
+        if isinstance(self.factor, np.ndarray):
             moved = np.r_[parts.where, common]
             into = to_device(np.linalg.inv(self.factor)[:, moved])
         return Warp(

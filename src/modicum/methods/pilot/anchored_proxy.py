@@ -101,10 +101,10 @@ def choose_coordinates(
     settings = target.model.expansions()
     if not settings or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
         return Expansion(None, {}, 0)
-    if isinstance(anchor.factor, ArrowFactor):  # that many rows leave no posterior wide
+    if proxy.arrow is not None:  # that many rows leave no posterior wide
         return Expansion(None, {}, 0)
     entries = [(name, place) for name in settings for place in target.places[name]]
-    sd = np.sqrt(np.sum(anchor.factor**2, axis=1))
+    sd = anchor.sd
     power = np.array([POWERS[_coordinate(settings[name])] for name, _ in entries])
     open_ = [
         i for i, (name, place) in enumerate(entries) if settings[name] is None and sd[place] > WIDE
@@ -261,7 +261,7 @@ class AnchoredProxy:
     @property
     def arrow(self) -> bool:
         """Whether the effects of one factor are too many for dense matrices."""
-        return isinstance(self.anchor.factor, ArrowFactor)
+        return self.proxy.arrow is not None
 
     def straight(self, draws: np.ndarray) -> np.ndarray:
         """Return draws as control variates need them, with effects in absolute units."""

@@ -28,7 +28,6 @@ from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.moves import follow, path_chances, path_size
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.whitening import straighten
-from modicum.linalg.arrow import ArrowFactor
 from modicum.methods.pilot.pilot_residuals import reweighted
 from modicum.models.model import Batch
 from modicum.random import Stream, generator, symmetric_uniforms
@@ -107,7 +106,7 @@ def straightened(proxy: Proxy, draws: Array) -> jax.Array:
 
 
 def _at_draws(function: Callable[[jax.Array], jax.Array], proxy: Proxy, draws: Array) -> jax.Array:
-    if isinstance(proxy.factor, ArrowFactor):  # all draws at once would need much memory
+    if proxy.arrow is not None:  # all draws at once would need much memory
         return jax.lax.map(function, jnp.asarray(draws), batch_size=TOGETHER)
     return jax.vmap(function)(jnp.asarray(draws))
 

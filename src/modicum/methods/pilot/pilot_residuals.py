@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -30,8 +29,6 @@ from modicum.kernels.residuals_by_numpy import (
     groups_need_no_compiler,
     needs_no_compiler,
 )
-from modicum.kernels.whitening import scaled
-from modicum.linalg.arrow import ArrowFactor
 from modicum.models.model import Batch
 from modicum.random import typed
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_blas_thread
@@ -206,7 +203,7 @@ def slopes(
     if of_groups and groups_need_no_compiler(cv) and proxy.a.shape[0] <= EXACT:
         gradients = NumPyGroupValues(cv, batch, proxy).gradients(draws[:GROUP_DRAWS])
         return _slopes_by_numpy(gradients, weight, factor)
-    if not of_groups and needs_no_compiler(cv) and not isinstance(proxy.factor, ArrowFactor):
+    if not of_groups and needs_no_compiler(cv) and proxy.arrow is None:
         return _slopes_by_numpy(map(NumPyRows(cv, batch, proxy).gradients, draws), weight, factor)
     compiled = _slopes_of_groups if of_groups else _slopes_of_rows
     return np.asarray(compiled(cv, batch, proxy, draws, weight, factor))
@@ -245,14 +242,15 @@ def _slopes(
     cached = cv.cache(batch, proxy)
     share = weight / weight.sum()
 
-    def values(z: jax.Array, at: jax.Array) -> jax.Array:
-        return jnp.asarray(factor * cv.values(cached, at + scaled(proxy.factor, z), proxy))
+    def values(s: jax.Array) -> jax.Array:
+        return jnp.asarray(factor * cv.values(cached, s, proxy))
 
     def largest(z: jax.Array) -> jax.Array:
-        if isinstance(proxy.factor, ArrowFactor):  # draws are t - t*, slopes in whitened z
-            _, slope = jax.linearize(partial(values, at=z), jnp.zeros_like(z))
+        arrow = proxy.arrow
+        if arrow is not None:  # draws are t - t*, slopes in whitened z
+            _, slope = jax.linearize(lambda move: values(z + arrow @ move), jnp.zeros_like(z))
         else:
-            _, slope = jax.linearize(lambda z: factor * cv.values(cached, z, proxy), z)
+            _, slope = jax.linearize(values, z)
         if z.size <= EXACT:
             jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(z.size))
             centred = jacobian - share @ jacobian
@@ -381,7 +379,7 @@ class Residuals:
             return slopes(form, self.few, proxy, at_draws, *shares, of_groups=True)
         size = proxy.a.shape[0]
         # rows are not whitened if the factor is an arrow
-        products = size if isinstance(proxy.factor, ArrowFactor) else size**2
+        products = size**2 if proxy.arrow is None else size
         count = int(np.clip(SLOPE_WORK / products, 64, BLOCK))
         if proxy.row_factor is not None:
             count = SLOPE_ROWS * size
@@ -498,7 +496,7 @@ def _values_in_blocks(
     Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
     as much again while they are computed.
     """
-    if needs_no_compiler(cv) and not isinstance(proxy.factor, ArrowFactor):
+    if needs_no_compiler(cv) and proxy.arrow is None:
         return NumPyRows(cv, batch, proxy).values(draws)
     count = len(batch["probability"])
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
