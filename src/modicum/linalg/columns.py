@@ -307,19 +307,19 @@ class CodedMatrix(ModelMatrix):
 
     def rmatvec(self, f: jax.Array) -> jax.Array:
         """X'f, by sums over the rows of each level."""
-        f = f.astype(np.float64)
+        f = _in_double(f)
         total = namespace(f).zeros((self.columns, *f.shape[1:]))
-        total = _add(total, self.dense_places, self.numbers().T.astype(np.float64) @ f)
+        total = _add(total, self.dense_places, _in_double(self.numbers()).T @ f)
         for columns, codes in self._terms:
             total = _add(total, columns, codes.sums(f))
         return total
 
     def sandwich(self, h: jax.Array) -> jax.Array:
         """X' diag(h) X: the sum of one half and its transpose."""
-        h, places = h.astype(np.float64), self.dense_places
+        h, places = _in_double(h), self.dense_places
         half = namespace(h).zeros((self.columns, self.columns))
         half = _add(half, np.ix_(places, places), self._numbers_by_numbers(h) / 2)
-        weighted = h[:, None] * self.numbers().astype(np.float64)
+        weighted = h[:, None] * _in_double(self.numbers())
         for j, (columns, codes) in enumerate(self._terms):
             half = _add(half, (columns, places), codes.sums(weighted))
             own = np.arange(columns.start, columns.stop)  # a row has no other level
@@ -392,8 +392,10 @@ class CodedMatrix(ModelMatrix):
 
     def in_double(self) -> CodedMatrix:
         """Return the matrix with dense columns in float64."""
+        if self.dtype == np.float64:
+            return self  # with the tables it has made
         x = None if self.x is None else self.x.astype(np.float64)
-        return replace(self, x=x, dtype=jnp.dtype(jnp.float64))
+        return replace(self, x=x, dtype=np.dtype(np.float64))
 
     def densely(self) -> jax.Array:
         """Form all columns."""
@@ -415,6 +417,10 @@ class CodedMatrix(ModelMatrix):
 
     def numbers(self) -> jax.Array:
         """Dense columns, the intercept's last, (..., columns)."""
+        return self._numbers
+
+    @cached_property
+    def _numbers(self) -> jax.Array:
         xp, shape = namespace(self._like), self._row_shape
         parts = [xp.ones((*shape, 1), self.dtype)] if self.ones else []
         if self.coding.dense:
@@ -431,7 +437,7 @@ class CodedMatrix(ModelMatrix):
         """Return the products of dense columns: of few columns in float64."""
         numbers = self.numbers()
         if is_numpy(h) or numbers.shape[1] <= FEW:
-            numbers = numbers.astype(np.float64)
+            numbers = _in_double(numbers)
             return (numbers * h[:, None]).T @ numbers
         return DenseMatrix(numbers[:, :-1] if self.ones else numbers, self.ones).sandwich(h)
 
@@ -485,6 +491,10 @@ def model_matrix(coding: Coding | None, batch: Mapping[str, Array]) -> DenseMatr
     x = None if batch.get("x") is None else _array(batch["x"])
     like = x if x is not None else _array(batch.get("y", np.zeros(())))
     return CodedMatrix(coding, x, codes, like.dtype)
+
+
+def _in_double(values: jax.Array) -> jax.Array:
+    return namespace(values).asarray(values, np.float64)  # NumPy's astype would copy
 
 
 def _array(values: Array) -> jax.Array:
