@@ -28,8 +28,7 @@ from helpers.architecture import (
 
 ORDER = (  # from the top down; packages on one line may use each other
     ("__main__", "datasets", "cli"),
-    ("sklearn",),
-    ("fit",),
+    ("sklearn", "fit"),
     ("engines", "sample", "log_posterior", "plots", "priors"),
     ("results", "digest"),
     ("methods",),
@@ -44,18 +43,18 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 6_700,
-    "linalg": 900,
-    "rows": 6_500,
-    "methods": 6_150,
-    "posterior": 5_300,
-    "kernels": 4_350,
-    "passes": 3_300,
-    "": 3_000,
-    "run": 1_750,
-    "cli": 1_100,
+    "models": 6_600,
+    "rows": 6_400,
+    "methods": 6_100,
+    "posterior": 5_100,
+    "kernels": 4_300,
+    "passes": 3_050,
+    "": 2_980,
+    "run": 1_400,
+    "cli": 1_070,
     "digest": 900,
-    "diagnostics": 550,
+    "linalg": 720,
+    "diagnostics": 540,
 }
 
 NAMED_TWICE = {  # classes that users know by the module they are in
@@ -253,7 +252,7 @@ def test_only_packages_and_public_modules_list_their_names():
 def test_packages_keep_to_their_budgets(library):
     lines = sizes(library)
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
-    assert sum(BUDGET.values()) <= 40_500
+    assert sum(BUDGET.values()) <= 39_200
     assert len(library) <= 201
 
 
