@@ -284,9 +284,7 @@ def test_a_doubtful_posterior_warns_and_remembers(small):
         )  # fmt: skip
     texts = [str(w.message) for w in heard if issubclass(w.category, mo.ModicumWarning)]
     assert texts == [str(doubt) for doubt in posterior.warnings]
-    assert "next to nothing about beta[again], beta[a] (or" in texts[0].replace(
-        "beta[a], beta[again]", "beta[again], beta[a]"
-    )
+    assert "next to nothing about beta[a], beta[again] (or" in texts[0]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from helpers.interrupted import planned
 from modicum.diagnostics import mcse, r_hat
 from modicum.methods.pilot import study as pilot
 
+pytestmark = pytest.mark.slow  # normal draws along curves have quick tests
+
 WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25, 30)]
 LEVELS = [(600, 150), (300, 15), (40, 2), *WITHOUT]  # rows and events of each
 PRIOR = 100.0

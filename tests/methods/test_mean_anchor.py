@@ -67,6 +67,7 @@ def chosen():
     return sampled("auto")
 
 
+@pytest.mark.slow
 def test_the_default_expands_about_the_mean_where_there_is_no_mode(chosen):
     assert chosen.settings["method"] == "hmc-ecs"
     assert "anchor='mean'" in chosen.settings["settings"]

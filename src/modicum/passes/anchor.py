@@ -367,7 +367,7 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     direction = vectors[:, 0]  # one standard deviation of the prior
     prior_sds = _marginal_sds(prior)
     share = np.abs(direction) / prior_sds  # independent of the columns' units
-    order = np.argsort(-share)
+    order = np.argsort(-np.round(share / share.max(), 6), kind="stable")  # ties as in the table
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
     along = ", ".join(parameter_name(names, i) for i in top)
     alone = np.sum(direction**2 * np.diag(information))  # information if columns were orthogonal
