@@ -42,6 +42,7 @@ def off(post, weights):
     return found
 
 
+@pytest.mark.slow
 def test_signed_averages_are_right_where_the_same_draws_without_signs_are_not():
     post = about_a_poor_anchor()
     assert 0.02 < (post.weights < 0).mean() < 0.15

@@ -50,7 +50,7 @@ from modicum.kernels.remainder import About, remainder
 from modicum.kernels.residuals_by_numpy import NumPyRows, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.method import Method, Outcome, Plan, Task, Tuning
-from modicum.methods.nested_draws import Pooled, nested_draws
+from modicum.methods.nested_draws import Pooled, has_pooled_scales, nested_draws
 from modicum.methods.pilot.anchored_proxy import StudySettings, check_task
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import explain_curves
@@ -385,18 +385,17 @@ class Laplace(Method):
                 f"draws row by row, which is impossible with {name}; use method='hmc-ecs' or "
                 "'nuts'."
             )
-        check_task(task)
-        # As for HMC-ECS, whose programs on a GPU lack control variates of rare levels.
-        settings = StudySettings(levels=jax.default_backend() != "gpu")
-        weights = weigh(settings, task, task.anchor_at_mode())
-        nested = nested_density(weights)
-        if nested is None and task.target.likelihood.size < task.target.size:
+        if task.target.likelihood.size < task.target.size and not has_pooled_scales(task.target):
             raise SettingError(
                 "method='laplace' draws scales of groups if the model has at most "
                 f"{DENSE_LIMIT:,} parameters, and no scale of a horseshoe; use method='hmc-ecs', "
                 "'hmc' or 'nuts'."
             )
-        density = nested or NormalDensity(weights.about.centre)
+        check_task(task)
+        # As for HMC-ECS, whose programs on a GPU lack control variates of rare levels.
+        settings = StudySettings(levels=jax.default_backend() != "gpu")
+        weights = weigh(settings, task, task.anchor_at_mode())
+        density = nested_density(weights) or NormalDensity(weights.about.centre)
         return self.of(*self.weighed(weights, FAR, density))
 
     @property
@@ -493,9 +492,10 @@ class Laplace(Method):
 
 def nested_density(weights: Weights) -> NestedDensity | None:
     """Return the density of nested draws, if all scales are those of pooled effects; else None."""
-    about = weights.about
-    pooled = None if about.arrow else Pooled.of(about.task.target, about.anchor)
-    return None if pooled is None else NestedDensity(pooled, about.anchor, about.centre)
+    about, target = weights.about, weights.about.task.target
+    if not has_pooled_scales(target):
+        return None
+    return NestedDensity(Pooled.of(target, about.anchor), about.anchor, about.centre)
 
 
 def _independence_sampler(

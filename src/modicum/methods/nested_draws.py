@@ -68,6 +68,13 @@ class Given(NamedTuple):
         return (self.inverse.swapaxes(2, 3) @ levels)[..., 0], rest
 
 
+def has_pooled_scales(target: Target) -> bool:
+    """Whether all scales are those of pooled effects, and dense matrices hold the parameters."""
+    scales = sum(len(term.hyperparameters) for term, _ in target.pooled_terms)
+    pooled = 0 < scales == target.size - target.likelihood.size
+    return pooled and target.arrow is None and target.arrow_of_effects is not None
+
+
 @dataclass(frozen=True)
 class Pooled:
     """The posterior of coefficients and scales, with a quadratic for the log-likelihood.
@@ -88,12 +95,11 @@ class Pooled:
     scales: np.ndarray
 
     @classmethod
-    def of(cls, target: Target, anchor: Anchor) -> Pooled | None:
-        """Expand about the anchor; None if some scales are not those of pooled effects."""
+    def of(cls, target: Target, anchor: Anchor) -> Pooled:
+        """Expand about the anchor of a target with pooled scales."""
         layout, pooled, size = target.arrow_of_effects, target.pooled_terms, target.likelihood.size
-        scales = sum(len(term.hyperparameters) for term, _ in pooled)
-        if layout is None or target.exact_prior is None or scales != target.size - size:
-            return None
+        assert layout is not None
+        assert target.exact_prior is not None
         _, slope, curved = folded_prior(target, anchor.point, smooth=True)
         gradient = anchor.A + slope
         hessian = _arrow(anchor.dense_hessian + np.asarray(curved), layout)
