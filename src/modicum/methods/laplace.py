@@ -418,7 +418,7 @@ class Laplace(Method):
         verdict = proposals.verdict
         if not self.weighted and verdict.tail < tail and NESTED < verdict.share < EFFECTIVE:
             # a draw of equal weight is the last state of several, so that few are alike
-            times = ceil(2 / verdict.share)
+            times = ceil(1.5 / verdict.share)
             proposals = Proposals.of(density, task, self._first, times).weighed(pool)
         return pool, proposals
 

@@ -21,7 +21,6 @@ from math import gamma, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from modicum.linalg.arrow import ArrowLayout, ArrowMatrix
 from modicum.models import Target
@@ -61,8 +60,7 @@ class Given(NamedTuple):
     def draws(self, own: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return m + R^-T u in parts, for standard normal u in parts."""
         own, rest = self.own + own, self.rest + rest
-        pairs = zip(self.lower, rest, strict=True)
-        rest = np.stack([solve_triangular(r, u, lower=True, trans=1) for r, u in pairs])
+        rest = np.linalg.solve(self.lower.swapaxes(1, 2), rest[..., None])[..., 0]
         left = own - (self.half @ rest[..., None])[..., 0]
         levels = left.reshape(*self.inverse.shape[:3], 1)
         return (self.inverse.swapaxes(2, 3) @ levels)[..., 0], rest
@@ -144,8 +142,7 @@ class Pooled:
         lower = np.linalg.cholesky(corner - half.swapaxes(1, 2) @ half)
         own = (inverse @ self.right[matrix.big][..., None]).reshape(number, -1)
         rest = self.right[matrix.border] - (own[:, None] @ half)[:, 0]
-        pairs = zip(lower, rest, strict=True)
-        rest = np.stack([solve_triangular(r, v, lower=True) for r, v in pairs])
+        rest = np.linalg.solve(lower, rest[..., None])[..., 0]
         log_marginal += (np.sum(own**2, axis=1) + np.sum(rest**2, axis=1)) / 2
         given = Given(inverse, half, lower, own, rest, log_marginal)
         return given._replace(log_marginal=log_marginal - given.half_log_det)
