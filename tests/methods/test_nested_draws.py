@@ -161,9 +161,3 @@ def test_ranks_of_simulated_parameters_are_uniform(case):
     found = ranks(*SBC[case], SETS)
     assert len(found) > SETS / 2
     assert all(unevenness(shares) < 28 for shares in found.T)
-
-
-@pytest.mark.slow
-def test_ranks_under_a_wrong_density_of_scales_are_not_uniform(monkeypatch):
-    monkeypatch.setattr(nested_draws.Given, "half_log_det", 0.0)
-    assert unevenness(ranks(*SBC["eight"], SETS)[:, 2]) > 28
