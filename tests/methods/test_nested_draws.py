@@ -16,6 +16,7 @@ from modicum.methods import nested_draws
 from modicum.methods.pilot.anchored_proxy import StudySettings
 from modicum.methods.pilot.pilot_draws import log_proxies
 from modicum.methods.pilot.study import weigh
+from modicum.models.priors.exact import Effects
 from modicum.rows.reading import read_formula
 
 WIDE = np.polynomial.hermite_e.hermegauss(60)
@@ -161,3 +162,26 @@ def test_ranks_of_simulated_parameters_are_uniform(case):
     found = ranks(*SBC[case], SETS)
     assert len(found) > SETS / 2
     assert all(unevenness(shares) < 28 for shares in found.T)
+
+
+def at_their_mode(density, rng, count):
+    return np.tile(density.mode, (count, 1)), np.zeros(count)
+
+
+def without_prior(effects, hyper, numbers):
+    return hyper[..., : effects.count].sum(axis=-1)  # a flat density of the standard deviations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        pytest.param(nested_draws.ScaleDensity, "draw", at_their_mode, id="scales at their mode"),
+        pytest.param(Effects, "log_hyper", without_prior, id="scales without their prior"),
+    ],
+)
+def test_ranks_tell_scales_that_are_drawn_wrongly(monkeypatch, owner, name, broken):
+    monkeypatch.setattr(owner, name, broken)
+    of_sd = ranks(*SBC["few groups"], 80)[:, 2]
+    assert len(of_sd) > 40
+    assert unevenness(of_sd) > 28
