@@ -177,6 +177,14 @@ def test_summary_of_a_saved_run(fitted, csv, tmp_path):
     assert result.exit_code == 0
     assert "beta[dose]" in result.stdout
     assert "25%" in result.stdout
+    odds = json.loads(run("summary", fitted[0], "--exponentiate", "--json").stdout)
+    plain = json.loads(run("summary", fitted[0], "--json").stdout)
+    ends = [s["parameters"]["beta[dose]"]["5%"] for s in (plain, odds)]
+    assert ends[1] == pytest.approx(np.exp(ends[0]), rel=1e-3)
+    asked = run("hypothesis", fitted[0], "dose > 0", "ward[A] < ward[C]")
+    assert asked.exit_code == 0
+    assert "dose > 0" in asked.stdout
+    assert "there is no 'dos'" in refused("hypothesis", fitted[0], "dos > 0")
     assert "there is no posterior" in refused("summary", tmp_path / "nowhere")
     assert "is not a posterior" in refused("summary", csv)
     wrong = refused("predict", fitted[0], csv, "--out", tmp_path / "p.csv")

@@ -371,6 +371,9 @@ def summary(
     run: Run,
     prob: Prob = 0.9,
     everything: Annotated[bool, typer.Option("--all", help="Print the whole table.")] = False,
+    exponentiate: Annotated[
+        bool, typer.Option("--exponentiate", help="Of e^coefficient: odds or rate ratios.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="As JSON: parameters, warnings, cost and settings.")
     ] = False,
@@ -380,7 +383,7 @@ def summary(
         check_prob(prob)
         post = saved_posterior(run)
         say = console(quiet=False)
-        table = post.summary(prob=prob)
+        table = post.summary(prob=prob, exponentiate=exponentiate)
         if as_json:
             typer.echo(summary_json(post, table))
             return
@@ -389,6 +392,21 @@ def summary(
             say.print(f"{len(table) - LINES} more lines: add --all.", highlight=False)
         say.print(escape(cost_line(post)), highlight=False)
         print_warnings(post)
+
+
+@app.command()
+def hypothesis(
+    run: Run,
+    hypotheses: Annotated[
+        list[str], typer.Argument(help="Such as 'carrier[DL] < carrier[EV]'; one or several.")
+    ],
+    prob: Prob = 0.9,
+) -> None:
+    """Print how probable hypotheses about the parameters of a saved posterior are."""
+    with one_sentence():
+        check_prob(prob)
+        table = saved_posterior(run).hypothesis(hypotheses, prob)
+        typer.echo(table.to_string(float_format="{:.4g}".format, index_names=False))
 
 
 @app.command()

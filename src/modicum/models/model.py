@@ -41,6 +41,7 @@ class BaseModel(ABC):
     lkj_priors: tuple[tuple[int, float], ...] = ()  # size and concentration of each correlation
     dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
     outcome_field: str = "y"  # field that is predicted, simulated and checked
+    multiplies: str = ""  # what e^coefficient multiplies ("odds", "mean"); empty if nothing
 
     @abstractmethod
     def log_prior(self, theta: Params) -> jax.Array:

@@ -23,6 +23,7 @@ from modicum.posterior.exactness import correct, sensitivity, stein_discrepancy
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.group_effects import effects, icc
+from modicum.posterior.hypothesis import hypothesis
 from modicum.posterior.loo import loo
 from modicum.posterior.marginal import contrast, marginal
 from modicum.posterior.ppc import ppc
@@ -42,7 +43,6 @@ INSTEAD = {
     "ranef": "post.effects(group)",
     "VarCorr": 'post.summary(["group_sd", "group_cor"])',
     "coef": SUMMARY,
-    "hypothesis": "the draws: (post['beta[a]'] > post['beta[b]']).mean(), or post.contrast(column)",
     "conditional_effects": "post.marginal(column), and plots.effect",
     "pp_check": "post.ppc()",
     "posterior_predict": "post.predictive(table)",
@@ -131,6 +131,7 @@ class Posterior(FittedDraws):
 
     # what the draws say
     summary = summary
+    hypothesis = hypothesis
     learning_curve = learning_curve
     resample = resample
     _repr_html_ = posterior_box

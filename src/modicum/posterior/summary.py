@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -26,7 +27,10 @@ CURVE_POINTS = 50  # default number of points of a learning curve
 
 @names_checked
 def summary(
-    post: FittedDraws, names: Sequence[str] | str | None = None, prob: float = 0.9
+    post: FittedDraws,
+    names: Sequence[str] | str | None = None,
+    prob: float = 0.9,
+    exponentiate: bool = False,
 ) -> pd.DataFrame:
     """Tabulate every scalar: mean, sd, interval, Monte Carlo error, ESS, R-hat.
 
@@ -36,10 +40,27 @@ def summary(
     means), and ``attrs`` holds the mean weight and the R-hat of the weights. If chains share
     starting points (`superchains` of `mo.sample`), there is a column `nested_r_hat`. Effects of
     groups come last; `names` selects parameters (``"beta"``) or single lines (``"beta[age]"``).
+
+    With `exponentiate`, the table is that of e^coefficient: odds ratios of a logistic regression,
+    rate ratios of counts (``attrs["multiplies"]`` says of what), e^intercept being the odds or the
+    rate itself. Parameters that are no logarithms of ratios, such as scales, are left out.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> draws = {"beta": np.log([[[2.0], [2.0], [3.0]]]), "intercept": np.zeros((1, 3))}
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=1), labels={"beta": ["dose"]})
+    >>> post.predictor = mo.models.over_draws.ModelPredictor(mo.models.Logistic())
+    >>> ratios = post.summary(exponentiate=True)
+    >>> ratios["mean"].round(2).to_dict(), ratios.attrs["multiplies"]
+    ({'beta[dose]': 2.33, 'intercept': 1.0}, 'odds')
     """
     import pandas as pd
 
     check_interval(prob)
+    multiplies = ""
+    if exponentiate:
+        post, multiplies = _exponentiated(post), post.fitted_model().row_model.multiplies
     superchains, weights = post.settings.get("superchains"), post.unequal_weights
     if names is None:
         names = sorted(post.draws, key=lambda name: EFFECTS in name)
@@ -59,10 +80,27 @@ def summary(
         index = scalar_names(name, x.shape[2:], post.labels)
         parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
     table = pd.concat(parts) if parts else pd.DataFrame()
+    if multiplies:
+        table.attrs["multiplies"] = multiplies
     if weights is not None:
         table.attrs["mean_weight"] = float(weights.mean())
         table.attrs["r_hat_weight"] = r_hat(weights)
     return table
+
+
+def _exponentiated(post: FittedDraws) -> FittedDraws:
+    """Return e^coefficient in place of all parameters; refuse coefficients that only add."""
+    family = post.fitted_model().row_model
+    if not family.multiplies:
+        raise SettingError(
+            f"the coefficients of {type(family).__name__} are no logarithms, so that their "
+            "exponentials mean nothing: leave exponentiate out, or compare predictions, by "
+            "post.contrast(column, comparison='ratio')."
+        )
+    names = [name for name in post.draws if name in ("beta", "intercept") or EFFECTS in name]
+    draws = {name: np.exp(np.asarray(post.draws[name], float)) for name in names}
+    labels = {name: labels for name, labels in post.labels.items() if name in draws}
+    return replace(post, draws=draws, labels=labels)
 
 
 def interval_columns(prob: float) -> list[str]:

@@ -64,6 +64,7 @@ class Softmax(_Classes):
     """
 
     predictor_per_class: ClassVar[bool] = True
+    multiplies = "odds against the reference class"
 
     def predictors(self, rows: Rows) -> int:
         """Return one predictor per class but the reference."""
@@ -130,6 +131,7 @@ class Ordinal(_Classes):
     """
 
     fewest: ClassVar[int] = 3
+    multiplies = "odds of a higher class"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,6 +30,7 @@ from modicum.models.outcome_checks import count_fault, rate_fault
 @dataclass(frozen=True, repr=False)
 class _Counts(LogLink):
     counted: ClassVar[str | None] = "y"
+    multiplies = "rate"
     outcome_fault = staticmethod(count_fault)
 
 

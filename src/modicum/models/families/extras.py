@@ -59,6 +59,7 @@ class LogLink(LinearPredictorModel):
     """A family whose linear predictor is the logarithm of a mean (or of a typical time)."""
 
     counted: ClassVar[str | None] = None  # field whose zeros may all lie on one side of a column
+    multiplies = "mean"
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """e^eta."""

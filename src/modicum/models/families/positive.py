@@ -119,6 +119,7 @@ class _Survival(LogLink):
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "event")
     outcome_fault = staticmethod(time_fault)
     counted: ClassVar[str | None] = "event"
+    multiplies = "time"
     field_meaning: ClassVar[dict[str, str]] = {
         "event": "COLUMN is 1 for times at which the event was observed and 0 for censored times; "
         "if none was censored, give a column of ones"

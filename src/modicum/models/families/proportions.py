@@ -81,6 +81,7 @@ class Logistic(_Binary):
     """
 
     link: ClassVar[Link] = LINKS["logit"]
+    multiplies = "odds"
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """y eta - log(1 + e^eta)."""
@@ -146,6 +147,7 @@ class Cloglog(_Linked):
     """
 
     link: ClassVar[Link] = LINKS["cloglog"]
+    multiplies = "hazard"
 
 
 OPEN = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # smallest and largest share
@@ -186,6 +188,11 @@ class Binomial(_Successes):
                 f"there is no link {self.link!r}{suggestion(str(self.link), LINKS)}; the links "
                 f"are {', '.join(LINKS)}."
             )
+
+    @property
+    def multiplies(self) -> str:  # type: ignore[override]
+        """What e^coefficient multiplies, by the link."""
+        return {"logit": "odds", "cloglog": "hazard"}.get(self.link, "")
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """y log p + (trials - y) log(1 - p) + log of the binomial coefficient."""
@@ -253,6 +260,7 @@ class Beta(ExtraParameter):
     extras: ClassVar[tuple[str, ...]] = ("log_precision",)
     bounded_by_variation: ClassVar[bool] = True
     outcome_fault = staticmethod(share_fault)
+    multiplies = "odds"
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """Beta log-density; gamma(a) = gamma(a + 1) / a avoids overflow as a or b goes to 0."""
