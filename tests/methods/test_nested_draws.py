@@ -12,7 +12,7 @@ import modicum as mo
 from helpers.interrupted import task_of
 from helpers.refusals import unwarned
 from modicum.fit import model_for
-from modicum.methods import nested_draws
+from modicum.methods import given_scales, nested_draws
 from modicum.methods.pilot.anchored_proxy import StudySettings
 from modicum.methods.pilot.pilot_draws import log_proxies
 from modicum.methods.pilot.study import weigh
@@ -80,7 +80,7 @@ def test_draws_of_few_groups_and_small_scales_agree_with_quadrature(groups, size
 
 def test_a_density_without_its_determinant_is_noticed(monkeypatch):
     table = few_groups(8, 20, 0.3)
-    monkeypatch.setattr(nested_draws.Given, "half_log_det", 0.0)
+    monkeypatch.setattr(given_scales.Given, "half_log_det", np.zeros(1))
     assert not np.all(errors(fitted(table), *by_quadrature(table)) < 4)
 
 
@@ -101,7 +101,7 @@ def test_coefficients_that_scales_leave_open_are_refused_in_a_sentence(monkeypat
     def open_(*_):
         raise np.linalg.LinAlgError
 
-    monkeypatch.setattr(nested_draws.Pooled, "draw", open_)
+    monkeypatch.setattr(given_scales.Pooled, "draw", open_)
     with pytest.raises(mo.ConvergenceError, match=r"given some scales .* not determined"):
         fitted(few_groups(3, 50, 0.5))
 

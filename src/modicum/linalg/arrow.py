@@ -311,7 +311,7 @@ class ArrowMatrix(Arrow):
         """
         blocks, corner = np.asarray(self.blocks), np.asarray(self.corner)
         lines = np.atleast_2d(where)
-        slots = self._slots(lines)
+        slots = self.slots(lines)
         if slots is not None:
             if where.ndim == 1:
                 blocks[:, slots[0], slots[0]] += precision
@@ -325,13 +325,13 @@ class ArrowMatrix(Arrow):
 
     def sum_over_levels(self, where: np.ndarray) -> np.ndarray:
         """Sum over the levels of the blocks of their effects; `where` is (effects, levels)."""
-        slots = self._slots(where)
+        slots = self.slots(where)
         if slots is not None:
             return np.asarray(np.asarray(self.blocks)[:, slots[:, None], slots].sum(axis=0))
         at = np.searchsorted(self.border, where)
         return np.asarray(np.asarray(self.corner)[at[:, None, :], at[None, :, :]].sum(axis=-1))
 
-    def _slots(self, lines: np.ndarray) -> np.ndarray | None:
+    def slots(self, lines: np.ndarray) -> np.ndarray | None:
         """Positions among a level's effects of those whose indices are `lines`; None: none are."""
         first = np.asarray(self.big)[:1].ravel()
         slots = [np.flatnonzero(first == line[0]) for line in lines]
@@ -571,7 +571,8 @@ class ArrowCholesky:
         corner = np.asarray(cho_solve(self.corner, np.eye(len(self.border))))
         transposed = self.inverse.swapaxes(1, 2)
         across = transposed @ self.half  # D^-1 C'
-        blocks = transposed @ self.inverse + across @ corner @ across.swapaxes(1, 2)
+        weighted = (_as_matrix(across) @ corner).reshape(across.shape)  # one product, not one each
+        blocks = transposed @ self.inverse + weighted @ across.swapaxes(1, 2)
         return ArrowMatrix(self.big, self.border, blocks, _no_cross(self.big, self.border), corner)
 
     def factor(self) -> ArrowFactor:

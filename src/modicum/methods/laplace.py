@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, prod
+from math import ceil
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import jax
@@ -49,8 +49,9 @@ from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.remainder import About, remainder
 from modicum.kernels.residuals_by_numpy import NumPyRows, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
+from modicum.methods.given_scales import Pooled
 from modicum.methods.method import Method, Outcome, Plan, Task, Tuning
-from modicum.methods.nested_draws import Pooled, has_pooled_scales, nested_draws
+from modicum.methods.nested_draws import ScaleDensity, has_pooled_scales, nested_draws
 from modicum.methods.pilot.anchored_proxy import StudySettings, check_task
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import explain_curves
@@ -279,6 +280,7 @@ class NestedDensity(NamedTuple):
     """Scales of pooled terms from their marginal, and coefficients given the scales."""
 
     pooled: Pooled
+    scales: ScaleDensity
     anchor: Anchor
     centre: np.ndarray
 
@@ -287,15 +289,15 @@ class NestedDensity(NamedTuple):
     ) -> tuple[np.ndarray, np.ndarray | float]:
         """Draw scales, then coefficients."""
         try:
-            t, log_density = nested_draws(self.pooled, rng, prod(shape))
+            drawn = nested_draws(self.pooled, self.scales, rng, shape)
         except np.linalg.LinAlgError as fault:  # at scales far out, where no prior holds them
             raise ConvergenceError(
                 "given some scales of groups the coefficients are not determined, so that "
                 "method='laplace' cannot draw them; use method='nuts', or priors that are not flat."
             ) from fault
-        z = self.anchor.whiten(t)
-        growth = -0.5 * np.sum((z - self.centre) ** 2, axis=1) - log_density
-        return z.reshape(*shape, -1), growth.reshape(shape)
+        z = self.anchor.whiten(drawn.t)
+        away = np.sum((z - self.centre) ** 2, axis=2) / 2
+        return z, -away - drawn.log_proposal - drawn.log_given
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are as good as those of a chain."""
@@ -309,7 +311,7 @@ class NestedDensity(NamedTuple):
     @property
     def tuning(self) -> Tuning:
         """How many scales there are."""
-        scales = len(self.pooled.scales)
+        scales = len(self.scales.mode)
         return {"scales": f"{scales} drawn from their marginal, coefficients given these"}
 
 
@@ -495,7 +497,8 @@ def nested_density(weights: Weights) -> NestedDensity | None:
     about, target = weights.about, weights.about.task.target
     if not has_pooled_scales(target):
         return None
-    return NestedDensity(Pooled.of(target, about.anchor), about.anchor, about.centre)
+    pooled = Pooled.of(target, about.anchor)
+    return NestedDensity(pooled, ScaleDensity.of(pooled), about.anchor, about.centre)
 
 
 def _independence_sampler(

@@ -1,181 +1,40 @@
 """Draws of a model with pooled terms, without a chain: scales first, coefficients given the scales.
 
-The likelihood does not contain the scales h of pooled terms (standard deviations of effects, their
-correlations), and given h the posterior of the coefficients c is nearly normal. About the anchor
-
-    l(c) ~ l* + g'(c - c*) - (c - c*)' B (c - c*) / 2,
-    P(h) = B + Q(h),   m(h) = P(h)^-1 (g + B c*)
-
-with Q(h) the prior precision of c, so that h has the approximate marginal density
-
-    log p~(h) = log|Q(h)| / 2 + (g + B c*)' m(h) / 2 - log|P(h)| / 2 + log p(h),
-
-for which no row is read. Along each of its principal axes p~ is tabulated; h is drawn from the
-product of these densities, c from N(m(h), P(h)^-1), and the draw is weighted like any proposal.
+`given_scales` has the approximate marginal density p~ of the scales. Along each of its principal
+axes at the mode p~ is tabulated; h is drawn from the product of these densities, c given h, and the
+draw is weighted like any proposal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import gamma, pi, sqrt
-from typing import NamedTuple
+from collections.abc import Callable
+from math import ceil, gamma, pi, sqrt
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from modicum.linalg.arrow import ArrowLayout, ArrowMatrix
+from modicum.methods.given_scales import SHARED, Pooled
 from modicum.models import Target
-from modicum.models.priors.exact import Effects, Numbers
-from modicum.passes import Anchor
-from modicum.passes.curvature import folded_prior
+from modicum.models.model import DENSE_LIMIT
 
-AT_ONCE = 1 << 20  # entries between effects and border that are held at a time
-STEP = 0.05  # between points of finite differences in h, which are logarithms or alike
+STEP = 0.05  # longest between points of finite differences in h, which are logarithms or alike
 NEWTON_STEPS = 30
 LONGEST = 1.0  # longest step of Newton's method in any scale
+CLOSE = 0.1  # distance from the mode, in spreads of p~, that suffices
 LEAST_CURVATURE = 0.05  # of log p~ along an axis of h
-NODES, REACH = 33, 8.0  # nodes of a table along an axis, and how far it reaches, in widths
+NODES, FEW_NODES = 33, 13  # nodes of a table along an axis, and where each takes long
+REACH = 8.0  # how far a table reaches, in widths
 MESH = 2_000  # pieces into which a table is interpolated
 TAILS, FREEDOM = 0.1, 4  # share of a t in the proposal along each axis, and its degrees of freedom
 
-
-class Given(NamedTuple):
-    """Normal distributions of the coefficients given some scales, with P = R R' for each.
-
-    In parts, as P is an arrow: the effects of the largest factor, level by level, and the border.
-    """
-
-    inverse: np.ndarray  # inverse of R's blocks, (scales, levels, effects, effects)
-    half: np.ndarray  # R's rows of the border, transposed, (scales, levels * effects, border)
-    lower: np.ndarray  # R's corner, (scales, border, border)
-    own: np.ndarray  # R^-1 (g + B c*), (scales, levels * effects) and (scales, border)
-    rest: np.ndarray
-    log_marginal: np.ndarray  # log p~ of the scales
-
-    @property
-    def half_log_det(self) -> np.ndarray:
-        """Half the log determinants of P."""
-        of_blocks = -np.log(np.diagonal(self.inverse, axis1=2, axis2=3)).sum(axis=(1, 2))
-        return np.asarray(of_blocks + np.log(np.diagonal(self.lower, axis1=1, axis2=2)).sum(axis=1))
-
-    def draws(self, own: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return m + R^-T u in parts, for standard normal u in parts."""
-        own, rest = self.own + own, self.rest + rest
-        rest = np.linalg.solve(self.lower.swapaxes(1, 2), rest[..., None])[..., 0]
-        left = own - (self.half @ rest[..., None])[..., 0]
-        levels = left.reshape(*self.inverse.shape[:3], 1)
-        return (self.inverse.swapaxes(2, 3) @ levels)[..., 0], rest
+LogDensities: TypeAlias = Callable[[np.ndarray], np.ndarray]  # of points (n, scales)
 
 
 def has_pooled_scales(target: Target) -> bool:
     """Whether all scales are those of pooled effects, and dense matrices hold the parameters."""
     scales = sum(len(term.hyperparameters) for term, _ in target.pooled_terms)
     pooled = 0 < scales == target.size - target.likelihood.size
-    return pooled and target.arrow is None and target.arrow_of_effects is not None
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """The posterior of coefficients and scales, with a quadratic for the log-likelihood.
-
-    Attributes
-    ----------
-    precision, right
-        B and g + B c*, which include the priors of coefficients that are not pooled.
-    terms
-        The pooled terms, with their constants.
-    scales
-        h at the anchor.
-    """
-
-    precision: ArrowMatrix
-    right: np.ndarray
-    terms: tuple[tuple[Effects, Numbers], ...]
-    scales: np.ndarray
-
-    @classmethod
-    def of(cls, target: Target, anchor: Anchor) -> Pooled:
-        """Expand about the anchor of a target with pooled scales."""
-        layout, pooled, size = target.arrow_of_effects, target.pooled_terms, target.likelihood.size
-        assert layout is not None
-        assert target.exact_prior is not None
-        _, slope, curved = folded_prior(target, anchor.point, smooth=True)
-        gradient = anchor.A + slope
-        hessian = _arrow(anchor.dense_hessian + np.asarray(curved), layout)
-        explicit = {term for term, _ in pooled}
-        variance = ArrowMatrix.of_diagonal(anchor.sd**2, layout.big, layout.border)
-        exact, numbers = target.exact_prior
-        for term, of_term in zip(exact.terms, numbers, strict=True):
-            if term.smooth or term in explicit:
-                continue
-            about = (anchor.point, variance, of_term, False)
-            for where, mean, weight in term.normal_approximations(*about):
-                gradient[where] -= weight * (anchor.point[where] - mean)
-                hessian.add_normal(where, -weight)
-        precision = (-hessian).leading(size)
-        right = gradient[:size] + precision @ anchor.point[:size]
-        return cls(precision, np.asarray(right), pooled, anchor.point[size:])
-
-    @property
-    def together(self) -> int:
-        """How many scales to condition on at a time, so that arrays stay small."""
-        return max(1, AT_ONCE // max(1, np.size(self.precision.cross)))
-
-    def given(self, scales: np.ndarray) -> Given:
-        """Condition on each of some scales, (number, scales)."""
-        matrix, number, first = self.precision, len(scales), len(self.right)
-        blocks = np.repeat(matrix.blocks[None], number, axis=0)
-        corner = np.repeat(matrix.corner[None], number, axis=0)
-        log_marginal = np.zeros(number)
-        for term, numbers in self.terms:
-            of_term = scales[:, term.hyperparameters - first]
-            inverse, half_log_det = term.precision_given(of_term)
-            lines = np.array(term.where).reshape(term.count, term.levels)
-            slots = np.searchsorted(matrix.big[0], lines[:, 0])
-            if slots[0] < len(matrix.big[0]) and matrix.big[0][slots[0]] == lines[0, 0]:
-                blocks[:, :, slots[:, None], slots] += inverse[:, None]
-            else:
-                at = np.searchsorted(matrix.border, lines)
-                corner[:, at[:, None], at] += inverse[..., None]
-            log_marginal += term.levels * half_log_det + term.log_hyper(of_term, numbers)
-        inverse = np.linalg.inv(np.linalg.cholesky(blocks))
-        half = (inverse @ matrix.cross).reshape(number, -1, len(matrix.border))
-        lower = np.linalg.cholesky(corner - half.swapaxes(1, 2) @ half)
-        own = (inverse @ self.right[matrix.big][..., None]).reshape(number, -1)
-        rest = self.right[matrix.border] - (own[:, None] @ half)[:, 0]
-        rest = np.linalg.solve(lower, rest[..., None])[..., 0]
-        log_marginal += (np.sum(own**2, axis=1) + np.sum(rest**2, axis=1)) / 2
-        given = Given(inverse, half, lower, own, rest, log_marginal)
-        return given._replace(log_marginal=log_marginal - given.half_log_det)
-
-    def log_marginals(self, scales: np.ndarray) -> np.ndarray:
-        """Return log p~ at each of some scales; -inf where P(h) is not positive definite."""
-        try:
-            steps = range(0, len(scales), self.together)
-            parts = [self.given(scales[k : k + self.together]).log_marginal for k in steps]
-            return np.concatenate(parts)
-        except np.linalg.LinAlgError:
-            if len(scales) == 1:
-                return np.array([-np.inf])
-            return np.concatenate([self.log_marginals(h[None]) for h in scales])
-
-    def draw(self, scales: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw coefficients given each of some scales; return them and their log-densities."""
-        matrix, given = self.precision, self.given(scales)
-        u = rng.standard_normal((len(scales), len(self.right)))
-        own = u[:, matrix.big.ravel()]
-        c = np.empty_like(u)
-        above, c[:, matrix.border] = given.draws(own, u[:, matrix.border])
-        c[:, matrix.big] = above
-        return c, given.half_log_det - np.sum(u**2, axis=1) / 2
-
-
-def _arrow(matrix: np.ndarray, layout: ArrowLayout) -> ArrowMatrix:
-    """Return a symmetric matrix, which must be an arrow, as one."""
-    big, border = layout.big, layout.border
-    blocks = matrix[big[:, :, None], big[:, None, :]]
-    return ArrowMatrix(
-        big, border, blocks, matrix[big[:, :, None], border], matrix[np.ix_(border, border)]
-    )
+    return pooled and target.size <= DENSE_LIMIT
 
 
 class Axis(NamedTuple):
@@ -191,9 +50,13 @@ class Axis(NamedTuple):
         """Interpolate a table of log-densities."""
         from scipy.interpolate import PchipInterpolator
 
+        def normal(at: np.ndarray) -> np.ndarray:
+            return np.asarray(-0.5 * (at / np.where(at < 0, left, right)) ** 2)
+
         finite = np.isfinite(logs)
         mesh = np.linspace(places[finite][0], places[finite][-1], MESH + 1)
-        values = PchipInterpolator(places[finite], logs[finite])(mesh)
+        rest = logs[finite] - normal(places[finite])  # flatter, so that few places suffice
+        values = PchipInterpolator(places[finite], rest)(mesh) + normal(mesh)
         density = np.exp(values - values.max())
         return cls(mesh, density / np.trapezoid(density, mesh), left, right)
 
@@ -229,15 +92,16 @@ class ScaleDensity(NamedTuple):
     @classmethod
     def of(cls, pooled: Pooled) -> ScaleDensity:
         """Tabulate p~ along its principal axes at the mode."""
-        mode, top, axes = _mode(pooled)
+        logs_at, nodes = pooled.log_marginals, FEW_NODES if pooled.is_dear else NODES
+        mode, top, axes = find_mode(logs_at, pooled.start, np.minimum(STEP, pooled.spread))
         width = np.ones((2, len(mode)))  # left and right, such that log p~ falls by 2 at two widths
         sides = np.array([-1.0, 1.0])[:, None]
         for _ in range(3):
-            fall = top - pooled.log_marginals(_along(mode, axes, 2 * sides * width))
+            fall = top - logs_at(_along(mode, axes, 2 * sides * width))
             width *= np.sqrt(2 / np.clip(fall.reshape(width.shape), 0.3, 20.0))
-        grid = np.linspace(-REACH, REACH, NODES)[:, None]
+        grid = np.linspace(-REACH, REACH, nodes)[:, None]
         places = grid * np.where(grid < 0, width[0], width[1])
-        logs = pooled.log_marginals(_along(mode, axes, places)).reshape(places.shape)
+        logs = logs_at(_along(mode, axes, places)).reshape(places.shape)
         along = (Axis.of(*each) for each in zip(places.T, logs.T, *width, strict=True))
         return cls(mode, axes, tuple(along))
 
@@ -253,46 +117,89 @@ def _along(mode: np.ndarray, axes: np.ndarray, places: np.ndarray) -> np.ndarray
     return (mode + places[..., None] * axes.T).reshape(-1, len(mode))
 
 
-def _mode(pooled: Pooled) -> tuple[np.ndarray, float, np.ndarray]:
-    """Return the mode of p~ by Newton's method, log p~ there, and the principal axes."""
-    h = pooled.scales
+def find_mode(
+    log_densities: LogDensities, h: np.ndarray, unit: np.ndarray
+) -> tuple[np.ndarray, float, np.ndarray]:
+    """Return the mode by Newton's method from `h`, the log-density there, and the principal axes.
+
+    `unit` is the distance of points of finite differences, no more than the spread of each scale.
+    """
     for _ in range(NEWTON_STEPS):
-        top, gradient, hessian = _expanded(pooled, h)
+        top, gradient, hessian = _expanded(log_densities, h, unit)
         values, vectors = np.linalg.eigh(-hessian)
         curvature = np.maximum(np.abs(values), LEAST_CURVATURE)
-        step = vectors @ ((vectors.T @ gradient) / curvature)
+        axes, away = vectors / np.sqrt(curvature), vectors.T @ gradient / np.sqrt(curvature)
+        spread = np.sqrt(np.sum(axes**2, axis=1))
+        is_fine, unit = np.all(unit < 2 * spread), np.minimum(STEP, spread)
+        step = axes @ away
         step *= min(1.0, LONGEST / max(np.abs(step).max(), 1e-300))
         points = h + step * np.array([1.0, 0.5, 0.25, 0.1])[:, None]
-        logs = pooled.log_marginals(points)
-        if np.abs(step).max() < STEP / 5 or logs.max() <= top:
+        logs = log_densities(points)
+        if is_fine and (np.abs(away).max() < CLOSE or logs.max() <= top):
             break
-        h = points[np.argmax(logs)]
-    return h, top, vectors / np.sqrt(curvature)
+        if logs.max() > top:
+            h = points[np.argmax(logs)]
+    return h, top, axes
 
 
-def _expanded(pooled: Pooled, h: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return log p~, its gradient and its Hessian at h, by finite differences."""
-    unit = STEP * np.eye(len(h))
+def _expanded(
+    log_densities: LogDensities, h: np.ndarray, unit: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return the log-density, its gradient and its Hessian at h, by finite differences."""
+    lines = np.diag(unit)
     i, j = np.triu_indices(len(h))
-    points = [h[None], h + unit, h - unit, h + unit[i] + unit[j], h - unit[i] - unit[j]]
-    logs = pooled.log_marginals(np.concatenate(points))
+    points = [h[None], h + lines, h - lines, h + lines[i] + lines[j], h - lines[i] - lines[j]]
+    logs = log_densities(np.concatenate(points))
     top, up, down, both_up, both_down = np.split(logs, np.cumsum([len(p) for p in points])[:-1])
     # f(h + a + b) + f(h - a - b) - f(h + a) - f(h - a) - f(h + b) - f(h - b) + 2 f(h) = 2 f_ab
     around = up + down
     hessian = np.zeros((len(h), len(h)))
-    hessian[i, j] = (both_up + both_down - around[i] - around[j] + 2 * top) / (2 * STEP**2)
+    hessian[i, j] = (both_up + both_down - around[i] - around[j] + 2 * top) / (
+        2 * unit[i] * unit[j]
+    )
     hessian[j, i] = hessian[i, j]
-    return float(top[0]), (up - down) / (2 * STEP), hessian
+    return float(top[0]), (up - down) / (2 * unit), hessian
+
+
+class Nested(NamedTuple):
+    """Draws of coefficients and scales.
+
+    Attributes
+    ----------
+    t
+        Coefficients, then scales, (length, chains, d). Where factors are dear, successive draws
+        share their scales.
+    log_proposal
+        Log-density of the scales as they were proposed, (length, chains).
+    log_marginal
+        log p~ of the scales.
+    log_given
+        Log-density of the coefficients given the scales, but for a constant.
+    """
+
+    t: np.ndarray
+    log_proposal: np.ndarray
+    log_marginal: np.ndarray
+    log_given: np.ndarray
 
 
 def nested_draws(
-    pooled: Pooled, rng: np.random.Generator, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw coefficients and scales; return them, (count, d), and the logs of their densities."""
-    scales, log_density = ScaleDensity.of(pooled).draw(rng, count)
-    coefficients = np.empty((count, len(pooled.right)))
-    for first in range(0, count, pooled.together):
-        some = slice(first, first + pooled.together)
-        coefficients[some], log_given = pooled.draw(scales[some], rng)
-        log_density[some] += log_given
-    return np.concatenate([coefficients, scales], axis=1), log_density
+    pooled: Pooled, density: ScaleDensity, rng: np.random.Generator, shape: tuple[int, int]
+) -> Nested:
+    """Draw coefficients and scales; `shape` is (length, chains)."""
+    length, chains = shape
+    times = ceil(length * chains / SHARED) if pooled.is_dear else 1  # draws that share scales
+    groups, first = ceil(length / times), len(pooled.pull)
+    h, of_scales = density.draw(rng, groups * chains)
+    t = np.empty((groups, times, chains, first + h.shape[1]))
+    t[..., first:] = h.reshape(groups, 1, chains, -1)
+    logs = np.empty((3, groups, times, chains))
+    logs[0] = of_scales.reshape(groups, 1, chains)
+    together = pooled.together(times)
+    for start in range(0, len(h), together):
+        some = np.arange(start, min(start + together, len(h)))
+        where = (some // chains, slice(None), some % chains)
+        t[(*where, slice(first))], of_c, of_h = pooled.draw(h[some], times, rng)
+        logs[(2, *where)], logs[(1, *where)] = of_c, of_h[:, None]
+    flat = logs.reshape(3, groups * times, chains)[:, :length]
+    return Nested(t.reshape(groups * times, chains, -1)[:length], *flat)
