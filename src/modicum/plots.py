@@ -130,17 +130,20 @@ def _intervals(
     names: Sequence[str],
     color: str | None = None,
     label: str | None = None,
+    shift: float = 0.0,
 ) -> None:
-    """Draw intervals one below the other, the first on top."""
+    """Draw intervals one below the other, the first on top, moved by `shift`."""
     at = np.arange(len(names))
-    ax.hlines(at, low, high, color=color, linewidth=2)
-    ax.plot(middle, at, "o", color=color, markersize=4, label=label)
+    (points,) = ax.plot(middle, at + shift, "o", color=color, markersize=4, label=label)
+    ax.hlines(at + shift, low, high, color=points.get_color(), linewidth=2)
     ax.set_yticks(at, names)
     ax.set_ylim(len(names) - 0.5, -0.5)
 
 
 def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = None) -> Axes:
     """Plot the effect of a column, from the table of `post.marginal` or `post.contrast`.
+
+    Of two columns, the first is on the axis, and there is a line for each value of the second.
 
     Parameters
     ----------
@@ -155,30 +158,45 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
     -------
     matplotlib.axes.Axes
     """
-    if table.index.nlevels > 1:
-        ax = new_axes(ax)
-        for name, part in by_class(table).items():
-            effect(part, ax=ax, label=name)
-        ax.legend(frameon=False)
-        return ax
-    low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
     ax = new_axes(ax)
+    curves = _curves(table, label)
+    for k, (text, part) in enumerate(curves):
+        _effect(ax, part, text, 0.6 * ((k + 0.5) / len(curves) - 0.5))
+    if len(curves) > 1:
+        ax.legend(frameon=False)
+    ax.grid(alpha=0.3)
+    return ax
+
+
+def _curves(table: pd.DataFrame, label: str | None) -> list[tuple[str | None, pd.DataFrame]]:
+    """Split a table into those of single curves, each with its label."""
+    if table.index.nlevels == 1:
+        return [(label, table)]
+    return [
+        curve
+        for text, part in by_class(table).items()
+        for curve in _curves(part, text if label is None else f"{text}, {label}")
+    ]
+
+
+def _effect(ax: Axes, table: pd.DataFrame, label: str | None, shift: float) -> None:
+    """Draw a curve over numbers, or intervals by level, moved by `shift`."""
+    low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
+    quantity = table.attrs.get("quantity", "expected outcome")
     if table.index.dtype.kind in "fiu" and len(table) > 2:
         x = table.index.to_numpy(float)
         (line,) = ax.plot(x, table["mean"], marker="o", markersize=3, label=label)
         ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        ax.set(xlabel=str(table.index.name), ylabel="expected outcome")
-    else:
-        mean, names = table["mean"].to_numpy(), [str(value) for value in table.index]
-        _intervals(ax, low, mean, high, names, label=label)
-        if low.min() < 0 < high.max():
-            ax.axvline(0, color=OTHER, linewidth=0.8)
-        ax.set(
-            ylabel=str(table.index.name),
-            xlabel=f"mean and {table.columns[2]}-{table.columns[3]} interval",
-        )
-    ax.grid(alpha=0.3)
-    return ax
+        ax.set(xlabel=str(table.index.name), ylabel=quantity)
+        return
+    mean, names = table["mean"].to_numpy(), [str(value) for value in table.index]
+    _intervals(ax, low, mean, high, names, label=label, shift=shift)
+    if low.min() < 0 < high.max():
+        ax.axvline(0, color=OTHER, linewidth=0.8)
+    ax.set(
+        ylabel=str(table.index.name),
+        xlabel=f"{quantity}: mean and {table.columns[2]}-{table.columns[3]} interval",
+    )
 
 
 def cost(posteriors: Mapping[str, Posterior], *, ax: Axes | None = None) -> Axes:

@@ -6,6 +6,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from scipy.special import expit
+from scipy.stats import norm
 
 import modicum as mo
 from helpers import posteriors
@@ -295,7 +296,7 @@ def test_a_sample_of_rows_adds_its_error(comparison):
         return post.contrast("dose", [0.0, 1.0], comparison=comparison, **settings)
 
     truth = estimate(subsample=10_000)
-    assert truth.attrs == {"draws": 50, "rows": 4_000}
+    assert (truth.attrs["draws"], truth.attrs["rows"]) == (50, 4_000)
     assert truth["sd"].item() < 1e-9  # all rows
     tables = [estimate(subsample=500, random_seed=seed) for seed in range(20)]
     away = np.array([(t["mean"] - truth["mean"]).item() / t["sd"].item() for t in tables])
@@ -303,3 +304,102 @@ def test_a_sample_of_rows_adds_its_error(comparison):
     inside = [t["5%"].item() < truth["mean"].item() < t["95%"].item() for t in tables]
     assert sum(inside) >= 12
     assert all(t["mcse_mean"].item() == pytest.approx(t["sd"].item()) for t in tables)
+
+
+def test_two_columns_are_set_to_all_combinations(by_formula, logistic):
+    post, table = by_formula
+    found = post.marginal(["hour", "ward"], at={"hour": [5, 14, 21]}, draws=60)
+    assert found.index.names == ["hour", "ward"]
+    assert len(found) == 9
+    for hour, ward in ((5, "a"), (21, "c")):
+        right = post.predict(table.assign(hour=hour, ward=ward), draws=60).mean.mean()
+        assert found.loc[(hour, ward), "mean"] == pytest.approx(right, abs=1e-8)
+        # negative control: the average at that hour alone is another
+        alone = post.predict(table.assign(hour=hour), draws=60).mean.mean()
+        assert abs(found.loc[(hour, ward), "mean"] - alone) > 1e-3
+    ax = plots.effect(found)
+    assert [line.get_label() for line in ax.lines] == ["ward a", "ward b", "ward c"]
+    assert ax.get_ylabel() == "chance of well"
+    grid = logistic.marginal(["dose", "age"])
+    assert len(grid) == 20 * 3
+    ages = grid.index.get_level_values("age").unique()
+    np.testing.assert_allclose(ages, np.quantile(X[:, 1], [0.1, 0.5, 0.9]))
+    of_dose = post.marginal(["dose", "ward"], slope=True, draws=60)
+    one = post.marginal("dose", table.assign(ward="b"), slope=True, draws=60)
+    assert of_dose.loc[("dose", "b"), "mean"] == pytest.approx(one["mean"].item(), rel=1e-6)
+    assert plots.effect(of_dose).get_xlabel().startswith("slope of the chance of well in dose: ")
+
+
+def test_a_rate_is_asked_at_an_exposure_of_one():
+    """Expected counts of rows as they are depend on how long each was observed."""
+    rng = np.random.default_rng(6)
+    table = pd.DataFrame({"age": rng.normal(size=N), "years": rng.uniform(0.2, 3, N)})
+    table["claims"] = rng.poisson(table["years"])
+    draws = {"beta": BETA[..., :1], "intercept": INTERCEPT}
+    formula = "claims ~ age + offset(log(years))"
+    post = of_formula(formula, table, mo.models.Poisson(), draws)
+    found = post.marginal("age", at=[0.0, 1.0], given={"years": 1})
+    right = np.exp(INTERCEPT + BETA[..., 0] * np.arange(2)[:, None, None]).mean(axis=(1, 2))
+    np.testing.assert_allclose(found["mean"], right)
+    as_it_is = post.marginal("age", at=[0.0, 1.0])
+    np.testing.assert_allclose(as_it_is["mean"], right * table["years"].mean())
+    assert plots.effect(found).get_xlabel().startswith("expected claims at years = 1: ")
+    rise = post.contrast("age", [0.0, 1.0], given={"years": 1})
+    assert rise["mean"].item() == pytest.approx(right[1] - right[0])
+    assert rise.attrs["quantity"] == "difference in the expected claims at years = 1"
+
+
+def test_all_pairs_of_levels_are_compared():
+    ward = np.tile(["a", "b", "c"], N // 3)
+    rows = mo.Rows(x=X[:, :1], y=np.zeros(N), codes={"ward": ward}, columns=["dose"])
+    beta = np.random.default_rng(7).normal([0.8, -0.2, 0.1], 0.3, size=(2, 500, 3))
+    model = mo.models.Gaussian(scale=1.0).resolved(rows)
+    post = made(model, rows, beta=beta, intercept=np.zeros((2, 500)))
+    table = post.contrast("ward", pairs=True)
+    assert list(table.index) == ["b - a", "c - a", "c - b"]
+    right = np.stack([beta[..., 1], beta[..., 2], beta[..., 2] - beta[..., 1]])
+    np.testing.assert_allclose(table["mean"], right.mean(axis=(1, 2)), atol=1e-8)
+    np.testing.assert_allclose(table["probability"], (right > 0).mean(axis=(1, 2)))
+    post.weights = np.where(beta[..., 2] > 0.1, 3.0, 1.0)
+    weighted = post.contrast("ward", pairs=True)["probability"]
+    known = np.average(right > 0, axis=(1, 2), weights=np.broadcast_to(post.weights, right.shape))
+    np.testing.assert_allclose(weighted, known)
+    assert abs(weighted.iloc[1] - table["probability"].iloc[1]) > 0.1  # negative control
+    ratios = post.contrast("ward", ["a", "b"], comparison="ratio")
+    outcome = beta.reshape(-1, 3)[:, :1] @ X[:, :1].mean(axis=0)
+    chance = (outcome + beta[..., 1].ravel()) / outcome > 1
+    assert ratios["probability"].item() == pytest.approx(
+        np.average(chance, weights=post.weights.ravel())
+    )
+    refused(SettingError, "name those to compare", post.contrast, "dose", pairs=True)
+
+
+def test_the_probability_of_a_contrast_includes_the_error_of_a_sample():
+    """With known coefficients, only the sample of rows leaves the sign of an average open."""
+    rng = np.random.default_rng(5)
+    table = pd.DataFrame({"dose": rng.normal(size=N), "age": rng.normal(size=N), "y": np.zeros(N)})
+    known = {"beta": np.tile([0.0, 0.0, 1.0], (1, 50, 1)), "intercept": np.zeros((1, 50))}
+    post = of_formula("y ~ dose * age", table, mo.models.Gaussian(scale=1.0), known)
+    some, whole = (post.contrast("dose", [0, 1], subsample=number) for number in (20, N))
+    right = norm.cdf(some["mean"] / some["sd"]).item()
+    assert some["probability"].item() == pytest.approx(right)
+    assert 0.05 < right < 0.95
+    assert whole["probability"].item() in (0, 1)  # negative control: no error, no doubt
+
+
+def test_what_columns_cannot_be_set_to_is_refused(by_formula, logistic):
+    post, _ = by_formula
+    for words, column, settings in [
+        ("at is a dict of values", ["dose", "age"], {"at": [1]}),
+        ("at names 'dose', which does not vary", "age", {"at": {"dose": [1]}}),
+        ("must be different", ["age", "age"], {}),
+        ("column must be the name", 3, {}),
+        ("given must be a dict", "age", {"given": 3}),
+        ("is the column that varies", "age", {"given": {"age": 1}}),
+        ("one value in all rows", "age", {"given": {"dose": [1, 2]}}),
+        ("no column 'doze'", "age", {"given": {"doze": 1}}),
+        ("have 10,000 combinations", ["dose", "age"],
+         {"at": {"dose": range(100), "age": range(100)}}),
+    ]:  # fmt: skip
+        refused(SettingError, words, logistic.marginal, column, **settings)
+    refused(SettingError, "'d' is not a level", post.marginal, "dose", given={"ward": "d"})

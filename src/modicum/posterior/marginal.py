@@ -1,7 +1,7 @@
 """Effects of a column: average predictions, slopes and contrasts, with posterior uncertainty.
 
-One column of the rows is set and the others stay as they are (g-computation): with f the expected
-outcome, the quantity averaged over the rows i of a sample, for each draw, is
+One column of the rows (or two) is set and the others stay as they are (g-computation): with f the
+expected outcome, the quantity averaged over the rows i of a sample, for each draw, is
 
     f(x_i with the column at v)                                    the average prediction at v,
     [f(x_i + h) - f(x_i - h)] / 2h                                 the average marginal effect,
@@ -10,11 +10,13 @@ outcome, the quantity averaged over the rows i of a sample, for each draw, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from modicum.errors import SettingError, whole_number
 from modicum.models import BaseModel, Beta, Binomial, LinearPredictorModel
@@ -48,6 +50,8 @@ Expected = Callable[[Batch], np.ndarray]
 Comparison = Literal["difference", "ratio", "odds ratio"]
 GRID = 20  # points in the grid of a numeric column
 FEW_VALUES = 25  # up to this many distinct values, each is used instead of a grid
+FEW = (0.1, 0.5, 0.9)  # percentiles at which a second column is set, if its values are more
+MOST_SETTINGS = 1_000  # combinations of values of several columns
 MOST_LEVELS = 200
 STEP = 1e-4  # step of slopes, as a fraction of the column's range
 
@@ -58,13 +62,23 @@ class Averages(NamedTuple):
     rows: Population
     expected: Expected
     weights: np.ndarray  # (1, draws)
+    given: Mapping[str, Level]  # values of columns that are set in all rows
 
-    def of(self, *settings: Iterator[Batch], run: np.ndarray | None = None) -> Average:
-        """Average over rows, with their frequency weights.
+    def at(self, values: Mapping[str, Level]) -> Average:
+        """Average over rows with columns set to these values."""
+        return self.of(self.constants(values))
 
-        Of two settings, the difference of the second from the first, divided by `run`.
+    def constants(self, values: Mapping[str, Level]) -> dict[str, np.ndarray]:
+        """Return columns that hold one value each."""
+        return {name: _constant(value, len(self.rows)) for name, value in values.items()}
+
+    def of(self, *changes: Mapping[str, np.ndarray], run: np.ndarray | None = None) -> Average:
+        """Average over rows with columns changed, with their frequency weights.
+
+        Of two changes, the difference of the second from the first, divided by `run`.
         """
-        draws = self.weights.size
+        draws, given = self.weights.size, self.constants(self.given)
+        settings = [self.rows.setting({**given, **change}) for change in changes]
         total, mass, first = np.zeros(()), 0.0, 0
         by_row, row_weights = [], []
         for batches in zip(*(_pieces(setting, draws) for setting in settings), strict=True):
@@ -91,6 +105,18 @@ class Average(NamedTuple):
     by_draw: np.ndarray  # (draws, ...)
     by_row: np.ndarray  # influence of each row on the average, (rows, ...)
 
+    def error_of_rows(self, rows: Population) -> np.ndarray:
+        """Return the standard error because of the sample of rows; 0 if they are all rows."""
+        return np.sqrt((1 - rows.share) * np.sum(self.by_row**2, axis=0))
+
+    def chance_above(self, value: float, averages: Averages) -> np.ndarray:
+        """Return the posterior probability that this is above a value."""
+        error = self.error_of_rows(averages.rows)
+        above = self.by_draw - value
+        with np.errstate(divide="ignore", invalid="ignore"):  # without an error, a step
+            chance = np.where(error > 0, ndtr(above / error), above > 0)
+        return np.clip(weighted_mean(chance[None], averages.weights), 0.0, 1.0)
+
     def compared(self, base: Average, comparison: Comparison) -> Average:
         """Return the contrast of this average with another."""
         by_draw = _compared(base.by_draw, self.by_draw, comparison)
@@ -104,15 +130,16 @@ class Average(NamedTuple):
 
 def marginal(
     post: FittedDraws,
-    column: str,
+    column: str | Sequence[str],
     data: RowsLike | None = None,
-    at: Sequence[object] | None = None,
+    at: Sequence[object] | Mapping[str, object] | None = None,
     slope: bool = False,
     draws: int | None = None,
     prob: float = 0.9,
     subsample: int = 5_000,
     random_seed: int = 0,
     groups: Groups | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> pd.DataFrame:
     """Tabulate the expected outcome as a column varies, all other columns being as they are.
 
@@ -123,14 +150,17 @@ def marginal(
     Parameters
     ----------
     column
-        A column of the table, of x, or a factor.
+        A column of the table, of x, or a factor; or two (or more), such as ``["hour",
+        "origin"]``, which are set to all combinations of their values.
     data
         Rows or a table to average over; the rows of the fit by default.
     at
         Value or values to set; by default the levels of a factor, all values if they are few,
-        or a grid of twenty from the 1st to the 99th percentile.
+        or a grid of twenty from the 1st to the 99th percentile. Of several columns a dict, with
+        values of some or all of them; the second and later ones have by default, if their values
+        are many, the 10th, 50th and 90th percentile.
     slope
-        Whether to give marginal effects instead: derivatives with respect to the column,
+        Whether to give marginal effects instead: derivatives with respect to the (first) column,
         averaged over the rows as they are, or with the column at each value of `at`.
     draws
         Posterior draws to use, evenly spaced; by default as many as in `predict`.
@@ -143,13 +173,16 @@ def marginal(
         Seed of the sample of rows.
     groups
         As in `predict`; new groups are averaged over.
+    given
+        Values of other columns, which are set in all rows: ``{"exposure": 1}`` asks for counts
+        per unit of exposure, ``{"age": 40, "ward": "b"}`` for people of that age in that ward.
 
     Returns
     -------
     DataFrame
         By value: `mean`, `sd`, the ends of the interval, and `mcse_mean`, the error of the mean
         because of the number of draws and the sample of rows; `attrs` says how many "draws" and
-        "rows" were used. `mo.plots.effect` plots it.
+        "rows" were used, and what "quantity" this is. `mo.plots.effect` plots it.
 
     Examples
     --------
@@ -162,28 +195,45 @@ def marginal(
     >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
     >>> post.marginal("dose", slope=True)["mean"].round(3).to_dict()
     {'dose': 2.0}
+    >>> both = post.marginal(["dose", "age"], at={"dose": [0, 1], "age": [0, 3]})
+    >>> both["mean"].round(3).to_dict()
+    {(0, 0): 0.0, (0, 3): -3.0, (1, 0): 2.0, (1, 3): -1.0}
     """
     check_interval(prob)
-    averaged = _averages(post, column, data, draws, subsample, random_seed, groups, at)
+    columns = _column_names(column)
+    chosen = _values_by_column(columns, at)
+    usual = {name: FEW if k else range(GRID) for k, name in enumerate(columns)}
+    settings = prod(map(len, {**usual, **chosen}.values()))
+    averaged = _averages(
+        post, columns, data, draws, subsample, random_seed, groups, settings, given
+    )
     rows = averaged.rows
-    values, levels = rows.values(column), rows.levels(column)
-    at = None if at is None else _listed(at)
-    if at == []:
-        raise SettingError("at=[] is empty: give at least one value, or leave it out.")
-    if slope and levels:
+    first, *others = columns
+    if slope and rows.levels(first):
         raise SettingError(
-            f"{column!r} holds levels, which have no slope; compare levels with "
-            f"post.contrast({column!r})."
+            f"{first!r} holds levels, which have no slope; compare levels with "
+            f"post.contrast({first!r})."
         )
+    values = {name: _values_of(rows, name, chosen.get(name), name != first) for name in others}
+    if not slope:
+        values = {first: _values_of(rows, first, chosen.get(first), False)} | values
+    elif first in chosen:
+        values = {first: chosen[first]} | values
+    number = prod(map(len, values.values()))
+    if number > MOST_SETTINGS:
+        raise SettingError(
+            f"{' and '.join(map(repr, values))} have {number:,} combinations of values, and the "
+            f"limit is {MOST_SETTINGS:,}: name the values to use, as at={{{columns[-1]!r}: [...]}}."
+        )
+    grid = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
     if slope:
-        labels: list[Level] = [column] if at is None else at
-        points = [None] if at is None else at
-        estimates = [_slope(averaged, column, values, point) for point in points]
+        estimates = [_slope(averaged, first, setting) for setting in grid]
     else:
-        labels = at if at is not None else _default_values(column, values, levels)
-        labels = _as_levels(column, labels, levels)
-        estimates = [averaged.of(rows.setting(column, _constant(v, len(rows)))) for v in labels]
-    return _table(estimates, averaged, labels, column, prob, post.class_names())
+        estimates = [averaged.at(setting) for setting in grid]
+    labels = [tuple(setting.get(name, name) for name in columns) for setting in grid]
+    quantity = _outcome_name(post)
+    quantity = f"slope of the {quantity} in {first}" if slope else quantity
+    return _table(estimates, averaged, labels, columns, prob, post.class_names(), quantity)
 
 
 def contrast(
@@ -197,6 +247,8 @@ def contrast(
     subsample: int = 5_000,
     random_seed: int = 0,
     groups: Groups | None = None,
+    given: Mapping[str, object] | None = None,
+    pairs: bool = False,
 ) -> pd.DataFrame:
     """Compare expected outcomes at values of a column, all others being as they are.
 
@@ -211,13 +263,31 @@ def contrast(
         Rows or a table to average over; the rows of the fit by default.
     comparison
         "difference", "ratio" or "odds ratio" of the average predictions.
-    draws, prob, subsample, random_seed, groups
+    draws, prob, subsample, random_seed, groups, given
         As in `marginal`.
+    pairs
+        Whether to compare all pairs of values, rather than each with the first.
 
     Returns
     -------
     DataFrame
-        By contrast, as in `marginal`.
+        By contrast, as in `marginal`, and the `probability` that it is above 0, or a ratio above 1.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> rows = mo.Rows(x=rng.normal(size=(100, 1)), y=np.zeros(100), columns=["dose"])
+    >>> draws = {"beta": rng.normal(1.0, 0.5, size=(1, 400, 1)), "intercept": np.zeros((1, 400))}
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=100), rows=rows)
+    >>> model = mo.models.Gaussian(scale=1.0)
+    >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
+    >>> post.contrast("dose", [0, 1, 3], pairs=True)[["mean", "probability"]].round(1)
+           mean  probability
+    dose
+    1 - 0   1.0          1.0
+    3 - 0   3.0          1.0
+    3 - 1   2.0          1.0
     """
     if isinstance(between, str):
         raise SettingError(
@@ -226,28 +296,94 @@ def contrast(
     check_interval(prob)
     if comparison == "odds ratio":
         _require_chances(post.fitted_model())
-    averaged = _averages(post, column, data, draws, subsample, random_seed, groups, between)
-    rows = averaged.rows
-    values, levels = rows.values(column), rows.levels(column)
     if comparison not in ("difference", "ratio", "odds ratio"):
         raise SettingError(
             f"comparison must be 'difference', 'ratio' or 'odds ratio', not {comparison!r}."
         )
+    settings = GRID if between is None else len(_listed(between))
+    averaged = _averages(
+        post, [column], data, draws, subsample, random_seed, groups, settings, given
+    )
+    rows = averaged.rows
+    values, levels = rows.values(column), rows.levels(column)
     between = None if between is None else _listed(between)
     if between is not None and len(between) < 2:
         raise SettingError("a contrast needs two values or more; the first of them is the base.")
     if between is None and not levels:
-        base = averaged.of(rows.setting(column, values))
-        others = {"+1": averaged.of(rows.setting(column, values + 1))}
+        if pairs:
+            raise SettingError(
+                f"{column!r} holds numbers: name those to compare, as between=[...]."
+            )
+        found = {"": averaged.of({column: values}), "+1": averaged.of({column: values + 1})}
+        names = {"+1": ("", "+1")}
     else:
         chosen = between if between is not None else _all_levels(column, levels)
         chosen = _as_levels(column, chosen, levels)
-        base, *rest = (averaged.of(rows.setting(column, _constant(v, len(rows)))) for v in chosen)
+        found = {str(value): averaged.at({column: value}) for value in chosen}
         sign = " - " if comparison == "difference" else " / "
-        names = [f"{v}{sign}{chosen[0]}" for v in chosen[1:]]
-        others = dict(zip(names, rest, strict=True))
-    estimates = [other.compared(base, comparison) for other in others.values()]
-    return _table(estimates, averaged, list(others), column, prob, post.class_names())
+        bases = combinations(found, 2) if pairs else ((str(chosen[0]), str(v)) for v in chosen[1:])
+        names = {f"{other}{sign}{base}": (base, other) for base, other in bases}
+    estimates = [found[other].compared(found[base], comparison) for base, other in names.values()]
+    preposition = {"difference": "difference in"}.get(comparison, f"{comparison} of")
+    quantity = f"{preposition} the {_outcome_name(post)}"
+    labels = [(name,) for name in names]
+    table = _table(estimates, averaged, labels, [column], prob, post.class_names(), quantity)
+    above = [each.chance_above(float(comparison != "difference"), averaged) for each in estimates]
+    return table.assign(probability=np.ravel(above))
+
+
+def _outcome_name(post: FittedDraws) -> str:
+    """Return what is predicted, such as "chance of late", for the axis of a plot."""
+    encoding = None if post.fit_rows is None else post.fit_rows.encoding
+    name = "outcome"
+    if encoding is not None and encoding.outcome is not None:
+        name = encoding.outcome.expression
+    family = post.fitted_model().row_model
+    is_chance = type(family).decide is not BaseModel.decide
+    return f"{'chance of' if is_chance else 'expected'} {name}"
+
+
+def _column_names(column: object) -> list[str]:
+    """Return the columns to set, all different."""
+    names = [column] if isinstance(column, str) else column
+    if not isinstance(names, Sequence) or not names or any(not isinstance(n, str) for n in names):
+        raise SettingError(
+            "column must be the name of a column, or a list of names such as ['hour', 'origin'], "
+            f"not {column!r}."
+        )
+    if len(set(names)) < len(names):
+        raise SettingError(f"the columns {names!r} must be different ones.")
+    return list(names)
+
+
+def _values_by_column(columns: list[str], at: Any) -> dict[str, list[Level]]:  # as a user wrote it
+    """Return the values that were named, by column."""
+    if at is None:
+        return {}
+    if not isinstance(at, Mapping):
+        if len(columns) > 1:
+            raise SettingError(
+                f"of several columns, at is a dict of values, such as {{{columns[0]!r}: [...]}}."
+            )
+        at = {columns[0]: at}
+    named = {name: _listed(values) for name, values in at.items()}
+    for name, values in named.items():
+        if name not in columns:
+            raise SettingError(
+                f"at names {name!r}, which does not vary here ({names_like(name, columns)}): set "
+                f"it by given={{{name!r}: ...}}."
+            )
+        if not values:
+            raise SettingError("at=[] is empty: give at least one value, or leave it out.")
+    return named
+
+
+def _values_of(rows: Population, name: str, chosen: list[Level] | None, few: bool) -> list[Level]:
+    """Return the values at which a column is set: those chosen, or by default."""
+    levels = rows.levels(name)
+    if chosen is None:
+        chosen = _default_values(name, rows.values(name), levels, few)
+    return _as_levels(name, chosen, levels)
 
 
 def _require_chances(model: BaseModel) -> None:
@@ -264,15 +400,16 @@ def _require_chances(model: BaseModel) -> None:
 
 def _averages(
     post: FittedDraws,
-    column: str,
+    columns: Sequence[str],
     data: RowsLike | None,
     draws: int | None,
     subsample: int,
     seed: int,
     groups: Groups | None,
-    values: Sequence[object] | None,
+    settings: int,
+    given: Mapping[str, object] | None,
 ) -> Averages:
-    """Return what to average over, at these values of the column; None if none were given."""
+    """Return what to average over, to set these columns about `settings` times."""
     whole_number("subsample", subsample)
     predictor = post.model_predictor()
     by_formula = post.fit_rows is not None and post.fit_rows.encoding is not None
@@ -282,24 +419,43 @@ def _averages(
     table, fitted = (post.table, post.rows) if data is None else (data, None)
     averaged = population(table, rows, post.fit_rows, subsample, seed, groups, fitted)
     grouped_rows = with_groups(averaged.as_it_is, predictor.model, groups)
-    settings = GRID if values is None else len(_listed(values))
     evaluations = settings * rows_behind(post, grouped_rows)
     subset, weights = thinned(post, affordable(post, evaluations, draws))
     if weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")
+    fixed = _given(given, columns, averaged)
     effects = known_effects(post, subset, grouped_rows)
-    integrated = [known.field for known in effects if column in averaged.columns_of(known.field)]
-    if integrated:
-        raise SettingError(
-            f"{column!r} is part of a grouping factor whose effects were integrated out: tabulate "
-            f"them with post.effects({integrated[0]!r})."
-        )
+    for known in effects:
+        integrated = {*columns, *fixed} & set(averaged.columns_of(known.field))
+        if integrated:
+            raise SettingError(
+                f"{min(integrated)!r} is part of a grouping factor whose effects were integrated "
+                f"out: tabulate them with post.effects({known.field!r})."
+            )
     drawn = OutcomeDraws(subset, predictor, effects)
 
     def expected(batch: Batch) -> np.ndarray:
         return drawn.expected(grouped_rows.marked(batch))[0]
 
-    return Averages(averaged, expected, weights)
+    return Averages(averaged, expected, weights, fixed)
+
+
+def _given(given: object, columns: Sequence[str], rows: Population) -> dict[str, Level]:
+    """Return the values of columns that are set in all rows, or refuse them."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise SettingError(f"given must be a dict such as {{'exposure': 1}}, not {given!r}.")
+    for name, value in given.items():
+        if name in columns:
+            raise SettingError(f"{name!r} is the column that varies: leave it out of given.")
+        if len(_listed(value)) != 1 or not isinstance(value, str | int | float | np.generic):
+            raise SettingError(
+                f"given sets a column to one value in all rows, and {name!r} is {value!r}: name "
+                "one, or vary the column too."
+            )
+        rows.values(name)  # refuses a column that they do not have
+    return {name: _as_levels(name, [value], rows.levels(name))[0] for name, value in given.items()}
 
 
 def _pieces(batches: Iterator[Batch], draws: int) -> Iterator[Batch]:
@@ -310,8 +466,9 @@ def _pieces(batches: Iterator[Batch], draws: int) -> Iterator[Batch]:
             yield {name: values[first : first + step] for name, values in batch.items()}
 
 
-def _slope(averages: Averages, name: str, values: np.ndarray, at: Level | None) -> Average:
+def _slope(averages: Averages, name: str, setting: Mapping[str, Level]) -> Average:
     """Average central differences, within the column's range since splines end there."""
+    at, values = setting.get(name), averages.rows.values(name)
     low, high = float(values.min()), float(values.max())
     if not high > low:
         raise SettingError(f"{name!r} is {low:g} in all rows, so that it has no slope.")
@@ -324,17 +481,21 @@ def _slope(averages: Averages, name: str, values: np.ndarray, at: Level | None) 
         raise SettingError(
             f"slopes can be taken for values of {name!r} from {low:g} to {high:g}, not at {at}."
         )
-    settings = (averages.rows.setting(name, values) for values in (below, above))
-    return averages.of(*settings, run=above - below)
+    others = averages.constants(setting)
+    return averages.of(others | {name: below}, others | {name: above}, run=above - below)
 
 
-def _default_values(name: str, values: np.ndarray, levels: tuple[Level, ...]) -> list[Level]:
+def _default_values(
+    name: str, values: np.ndarray, levels: tuple[Level, ...], few: bool
+) -> list[Level]:
     """Return all levels, all values if they are few, or a grid between outer percentiles."""
     if levels:
         return _all_levels(name, levels)
     distinct = np.unique(values)
-    if len(distinct) <= FEW_VALUES:
+    if len(distinct) <= (len(FEW) if few else FEW_VALUES):
         return list(distinct.tolist())
+    if few:
+        return list(np.quantile(values.astype(float), FEW).tolist())
     low, high = np.quantile(values.astype(float), [0.01, 0.99])
     return list(np.linspace(low, high, GRID).tolist())
 
@@ -384,21 +545,23 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
 
 
 def by_class(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Split a table by class of the outcome; one without classes has no name."""
+    """Split a table by class of the outcome, or else by its last column; one value has no name."""
     if table.index.nlevels == 1:
         return {"": table}
-    classes = table.index.get_level_values(-1)
+    values = table.index.get_level_values(-1)
     name = table.index.names[-1]
-    return {f"{name} {k}": table[classes == k].droplevel(-1) for k in dict.fromkeys(classes)}
+    texts = {k: f"{k:.4g}" if isinstance(k, float) else k for k in dict.fromkeys(values)}
+    return {f"{name} {text}": table[values == k].droplevel(-1) for k, text in texts.items()}
 
 
 def _table(
     estimates: list[Average],
     averages: Averages,
-    labels: list[Level],
-    name: str,
+    labels: Sequence[tuple[Level, ...]],
+    names: list[str],
     prob: float,
     classes: Sequence[str],
+    quantity: str,
 ) -> pd.DataFrame:
     """Tabulate mean, sd, interval and error of averages, by class if there are several.
 
@@ -408,9 +571,7 @@ def _table(
 
     ends, weights = [(1 - prob) / 2, (1 + prob) / 2], averages.weights
     draws = np.stack([estimate.by_draw for estimate in estimates], axis=1)[None]
-    left_out = 1 - averages.rows.share
-    of_rows = [np.sqrt(left_out * np.sum(e.by_row**2, axis=0)) for e in estimates]
-    error = np.asarray(of_rows)
+    error = np.asarray([estimate.error_of_rows(averages.rows) for estimate in estimates])
     mean, quantiles = weighted_mean(draws, weights), weighted_quantile(draws, weights, ends)
     away = np.abs(quantiles - mean)
     wider = np.hypot(away, ndtri(ends[1]) * error) - away
@@ -418,11 +579,19 @@ def _table(
     sd = np.hypot(np.sqrt(weighted_variance(draws, weights)), error)
     mcse = np.hypot(weighted_mcse(draws, weights), error)
     columns = np.stack([mean, sd, low, high, mcse], axis=-1)
-    index: pd.Index[Any] = pd.Index(labels, name=name)
     if mean.ndim == 2:
         class_labels = classes if len(classes) == mean.shape[1] else range(mean.shape[1])
-        index = pd.MultiIndex.from_product([labels, class_labels], names=[name, "class"])
+        labels = [(*label, each) for label in labels for each in class_labels]
+        names = [*names, "class"]
+    index: pd.Index[Any] = pd.MultiIndex.from_tuples(labels, names=names)
+    if len(names) == 1:
+        index = pd.Index([label for (label,) in labels], name=names[0])
     titles = interval_columns(prob)
     table = pd.DataFrame(columns.reshape(-1, len(titles)), index=index, columns=titles)
-    table.attrs |= {"draws": weights.size, "rows": len(averages.rows)}
+    where = ", ".join(f"{name} = {value}" for name, value in averages.given.items())
+    table.attrs |= {
+        "draws": weights.size,
+        "rows": len(averages.rows),
+        "quantity": f"{quantity} at {where}" if where else quantity,
+    }
     return table

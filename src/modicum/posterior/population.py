@@ -256,25 +256,21 @@ class TablePopulation:
             return ()
         return tuple(np.unique(self.values(name)).tolist())
 
-    def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
-        """Encode the table with a column set to these values."""
-        import pyarrow as pa
-
-        place = self.table.column_names.index(name)
-        kind = self.table.schema.types[place]
-        plain = [value.item() if isinstance(value, np.generic) else value for value in values]
-        if pa.types.is_integer(kind) and all(isinstance(v, float) for v in plain):
-            column = pa.array(plain, pa.float64())
-        else:
-            column = pa.array(plain)
+    def setting(self, changes: Mapping[str, np.ndarray]) -> Iterator[Batch]:
+        """Encode the table with columns set to these values."""
+        table = self.table
+        for name, values in changes.items():
+            table = _with_column(table, name, values)
         try:
-            encoded = self._encoded(self.table.set_column(place, name, column))
+            encoded = self._encoded(table)
         except DataError as fault:  # for instance, values outside the range of a spline
+            names = " and ".join(map(repr, changes))
             raise DataError(
-                f"{name!r} cannot be set to these values; use others (at=[...] or between=[...]): "
+                f"{names} cannot be set to these values; use others (at=[...] or between=[...]): "
                 f"{fault}"
             ) from fault
-        if name not in [Expression(w).bare for w in self.encoding.fields.get("weight", ())]:
+        weights = [Expression(w).bare for w in self.encoding.fields.get("weight", ())]
+        if not set(weights) & set(changes):
             yield from encoded.chunks(CHUNK)
             return
         for batch, before in zip(encoded.chunks(CHUNK), self.as_it_is.chunks(CHUNK), strict=True):
@@ -293,6 +289,18 @@ class TablePopulation:
         has_outcome = all(name in table.column_names for name in self.encoding.needed(outcome=True))
         rows = encode_table(self.encoding, table, outcome=has_outcome, dtype=np.float64)
         return AlignedRows(rows, tuple(rows.fields), first_new=self.first_new)
+
+
+def _with_column(table: pa.Table, name: str, values: np.ndarray) -> pa.Table:
+    """Return a table with a column set to these values."""
+    import pyarrow as pa
+
+    place = table.column_names.index(name)
+    kind = table.schema.types[place]
+    plain = [value.item() if isinstance(value, np.generic) else value for value in values]
+    if pa.types.is_integer(kind) and all(isinstance(v, float) for v in plain):
+        return table.set_column(place, name, pa.array(plain, pa.float64()))
+    return table.set_column(place, name, pa.array(plain))
 
 
 @dataclass(frozen=True)
@@ -340,11 +348,12 @@ class ArrayPopulation:
         """Whether the rows have a column of this name."""
         return name in self.places or name in self.factors
 
-    def _batch(self, name: str) -> Batch:
-        """Return all rows; refuse a column that they do not have."""
-        if not self.holds(name):
-            columns = [*self.places, *self.factors]
-            raise SettingError(f"the rows have no column {name!r}: {names_like(name, columns)}")
+    def _batch(self, *names: str) -> Batch:
+        """Return all rows; refuse columns that they do not have."""
+        for name in names:
+            if not self.holds(name):
+                columns = [*self.places, *self.factors]
+                raise SettingError(f"the rows have no column {name!r}: {names_like(name, columns)}")
         return dict(next(self.as_it_is.chunks(len(self))))
 
     def values(self, name: str) -> np.ndarray:
@@ -363,16 +372,18 @@ class ArrayPopulation:
         """Return the columns that define a grouping factor: itself."""
         return (group,)
 
-    def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
-        """Yield the rows with a column of x, or the codes of a factor, set to these values."""
-        batch = self._batch(name)
-        if name in self.places:
+    def setting(self, changes: Mapping[str, np.ndarray]) -> Iterator[Batch]:
+        """Yield the rows with columns of x, or the codes of factors, set to these values."""
+        batch = self._batch(*changes)
+        if "x" in batch:
             batch["x"] = np.array(batch["x"], float)
-            batch["x"][:, self.places[name]] = values
-        else:
-            code = {level: k for k, level in enumerate(self.factors[name])}
-            codes = np.array([code[value] for value in values])
-            batch[name] = codes.astype(batch[name].dtype)
+        for name, values in changes.items():
+            if name in self.places:
+                batch["x"][:, self.places[name]] = values
+            else:
+                code = {level: k for k, level in enumerate(self.factors[name])}
+                codes = np.array([code[value] for value in values])
+                batch[name] = codes.astype(batch[name].dtype)
         for first in range(0, len(self), CHUNK):
             yield {k: v[first : first + CHUNK] for k, v in batch.items()}
 
