@@ -13,6 +13,12 @@ def _count_above_zero(rng, mu):
     return stats.poisson.ppf(rng.uniform(np.exp(-mu), 1), mu)
 
 
+def _overdispersed(rng, mu, above=-1):
+    """Counts of overdispersion a half above a number, by their quantiles."""
+    counts = stats.nbinom(2, 1 / (1 + mu / 2))
+    return counts.ppf(rng.uniform(counts.cdf(above), 1))
+
+
 def _censored(rng, time):
     until = rng.exponential(3.0, len(time))
     return {"y": np.minimum(time, until), "event": (time < until) * 1.0}
@@ -37,8 +43,19 @@ DRAWN = {
     "HurdlePoisson": lambda rng, eta: (
         _count_above_zero(rng, np.exp(eta)) * (rng.random(len(eta)) > 0.3)
     ),
+    "ZeroInflatedNegativeBinomial": lambda rng, eta: (
+        _overdispersed(rng, np.exp(eta)) * (rng.random(len(eta)) > 0.3)
+    ),
+    "HurdleNegativeBinomial": lambda rng, eta: (
+        _overdispersed(rng, np.exp(eta), above=0) * (rng.random(len(eta)) > 0.3)
+    ),
     "Gamma": lambda rng, eta: rng.gamma(3.0, np.exp(eta) / 3),
     "InverseGaussian": lambda rng, eta: rng.wald(np.exp(eta), 2.0),
+    "Lognormal": lambda rng, eta: np.exp(eta + 0.7 * rng.normal(size=len(eta))),
+    "HurdleGamma": lambda rng, eta: rng.gamma(3.0, np.exp(eta) / 3) * (rng.random(len(eta)) > 0.3),
+    "HurdleLognormal": lambda rng, eta: (
+        np.exp(eta + 0.7 * rng.normal(size=len(eta))) * (rng.random(len(eta)) > 0.3)
+    ),
     "Ordinal": lambda rng, eta: np.searchsorted(CUTS, eta + rng.logistic(size=len(eta))),
     "Exponential": lambda rng, eta: _censored(rng, rng.exponential(np.exp(eta))),
     "Weibull": lambda rng, eta: _censored(rng, np.exp(eta) * rng.weibull(1.5, len(eta))),

@@ -9,6 +9,7 @@ from helpers.outcomes import family, family_rows
 from helpers.targets import all_of, sums_of
 from modicum.fit import model_for
 from modicum.models import FAMILIES, Target
+from modicum.models.families import family_named
 from modicum.models.separation import find_ordinal_separation, find_separation
 from modicum.rows.reading import read_formula
 
@@ -31,7 +32,10 @@ def _with(name, field, value):
         ("Beta", "y", 1, "is 1 in row 7, but Beta needs shares strictly between 0 and 1"),
         ("NegativeBinomial", "y", -1, "NegativeBinomial needs counts"),
         ("HurdlePoisson", "y", 0.5, "HurdlePoisson needs counts"),
+        ("HurdleNegativeBinomial", "y", 0.5, "HurdleNegativeBinomial needs counts"),
         ("Gamma", "y", 0, "Gamma needs positive numbers"),
+        ("Lognormal", "y", 0, "Lognormal needs positive numbers"),
+        ("HurdleLognormal", "y", -0.1, "HurdleLognormal needs numbers from 0"),
         ("InverseGaussian", "y", -3, "InverseGaussian needs positive numbers"),
         ("Ordinal", "y", 1.5, "Ordinal needs classes"),
         ("Exponential", "y", 0, "Exponential needs positive times"),
@@ -188,6 +192,21 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
     for kind in (*FAMILIES.values(), families.PoissonRates):
         model = kind(prior_scale=2.0)
         assert rebuild(ModelPredictor(model).to_dict()).model == model
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("negbinomial", "negative-binomial"),
+        ("zero_inflated_negbinomial", "zero-inflated-negative-binomial"),
+        ("hurdle_negativebinomial", "hurdle-negative-binomial"),
+        ("hurdle_lognormal", "hurdle-lognormal"),
+        ("inverse.gaussian", "inverse-gaussian"),
+        ("Student_T", "student-t"),
+    ],
+)
+def test_names_of_brms_and_bambi_work(theirs, ours):
+    assert family_named(theirs) is FAMILIES[ours]
 
 
 def test_ordered_classes_are_not_made_of_an_alphabet():

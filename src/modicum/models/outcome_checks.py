@@ -30,6 +30,11 @@ def positive_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
     return ~(y > 0), "positive numbers"
 
 
+def from_zero_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Numbers from 0."""
+    return ~(y >= 0), "numbers from 0"
+
+
 def time_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
     """Times above 0."""
     return ~(y > 0), "positive times"

@@ -23,14 +23,43 @@ def _either(event, seen, censored):
     return np.where(event == 1, seen, censored)
 
 
-def _zero_inflated(b, e, pi):
-    some = np.log1p(-pi) + stats.poisson.logpmf(b["y"], np.exp(e))
-    return np.where(b["y"] == 0, np.log(pi + np.exp(some)), some)
+def _poisson(b, e):
+    return stats.poisson.logpmf(b["y"], np.exp(e))
 
 
-def _hurdle(b, e, pi):
-    some = stats.poisson.logpmf(b["y"], np.exp(e)) - stats.poisson.logsf(0, np.exp(e))
-    return np.where(b["y"] == 0, np.log(pi), np.log1p(-pi) + some)
+def _negative_binomial(b, e, a):
+    return stats.nbinom.logpmf(b["y"], 1 / a, 1 / (1 + a * np.exp(e)))
+
+
+def _gamma(b, e, k):
+    return stats.gamma.logpdf(b["y"], k, scale=np.exp(e) / k)
+
+
+def _lognormal(b, e, s):
+    return stats.lognorm.logpdf(b["y"], s, scale=np.exp(e))
+
+
+def _zero_inflated(other):
+    def density(b, e, *extras):
+        *extras, pi = extras
+        some = np.log1p(-pi) + other(b, e, *extras)
+        return np.where(b["y"] == 0, np.log(pi + np.exp(some)), some)
+
+    return density
+
+
+def _hurdle(other):
+    def density(b, e, *extras):
+        *extras, pi = extras
+        some = other({"y": np.maximum(b["y"], 1e-9)} if other in AMOUNTS else b, e, *extras)
+        if other not in AMOUNTS:
+            some = some - np.log1p(-np.exp(other({"y": 0}, e, *extras)))
+        return np.where(b["y"] == 0, np.log(pi), np.log1p(-pi) + some)
+
+    return density
+
+
+AMOUNTS = (_gamma, _lognormal)  # which are never 0
 
 
 def _ordinal(b, e, cuts):
@@ -57,20 +86,25 @@ def _asymmetric(tau):
     return density
 
 
-# model, and density as a function of (batch, eta, reported extra parameter)
+# model, and density as a function of (batch, eta, reported extra parameters)
 TRUTH = {
     "Logistic": lambda b, e, _: stats.bernoulli.logpmf(b["y"], _sigmoid(e)),
-    "Poisson": lambda b, e, _: stats.poisson.logpmf(b["y"], np.exp(e)),
+    "Poisson": lambda b, e, _: _poisson(b, e),
     "Gaussian": lambda b, e, s: stats.norm.logpdf(b["y"], e, s),
     "StudentT": lambda b, e, s: stats.t.logpdf(b["y"], 4, e, s),
     "Probit": lambda b, e, _: stats.bernoulli.logpmf(b["y"], stats.norm.cdf(e)),
     "Cloglog": lambda b, e, _: stats.bernoulli.logpmf(b["y"], 1 - np.exp(-np.exp(e))),
     "Binomial": _binomial(_sigmoid),
     "Beta": lambda b, e, phi: stats.beta.logpdf(b["y"], phi * _sigmoid(e), phi * _sigmoid(-e)),
-    "NegativeBinomial": lambda b, e, a: stats.nbinom.logpmf(b["y"], 1 / a, 1 / (1 + a * np.exp(e))),
-    "ZeroInflatedPoisson": _zero_inflated,
-    "HurdlePoisson": _hurdle,
-    "Gamma": lambda b, e, k: stats.gamma.logpdf(b["y"], k, scale=np.exp(e) / k),
+    "NegativeBinomial": _negative_binomial,
+    "ZeroInflatedPoisson": _zero_inflated(_poisson),
+    "ZeroInflatedNegativeBinomial": _zero_inflated(_negative_binomial),
+    "HurdlePoisson": _hurdle(_poisson),
+    "HurdleNegativeBinomial": _hurdle(_negative_binomial),
+    "Gamma": _gamma,
+    "Lognormal": _lognormal,
+    "HurdleGamma": _hurdle(_gamma),
+    "HurdleLognormal": _hurdle(_lognormal),
     "InverseGaussian": lambda b, e, k: stats.invgauss.logpdf(b["y"], np.exp(e) / k, scale=k),
     "Ordinal": _ordinal,
     "Exponential": lambda b, e, _: _weibull(b, e, 1.0),
@@ -96,7 +130,10 @@ CASES += [
     for name, more in SETTINGS.items()
     for settings, truth in more
 ]
-FAR_OUT = {"Beta": 100.0, "Ordinal": 100.0, "Gamma": 20.0, "NegativeBinomial": 100.0}
+FAR_OUT = {
+    "Beta": 100.0, "Ordinal": 100.0, "Gamma": 20.0, "NegativeBinomial": 100.0, "Lognormal": 100.0,
+    "HurdleNegativeBinomial": 100.0, "HurdleGamma": 20.0,
+}  # fmt: skip
 
 
 def _case(name, settings, seed=3):
@@ -110,11 +147,11 @@ def _case(name, settings, seed=3):
 
 
 def _seen(model, theta, batch):
-    """Return the linear predictor in scipy's form, and the reported extra parameter."""
+    """Return the linear predictor in scipy's form, and the reported extra parameters."""
     named = {name: np.asarray(x) for name, x in model.report(theta).items()}
     intercept = named.pop("intercept", 0.0)
     eta = batch["x"] @ named.pop("beta") + intercept + batch.get("offset", 0.0)
-    return eta, next(iter(named.values()), None)
+    return eta, *(named.values() or [None])
 
 
 @pytest.mark.parametrize(("name", "settings", "truth"), CASES)
@@ -144,7 +181,8 @@ def test_report_and_restore_are_inverse(name, x64):
 @pytest.mark.parametrize("name", TRUTH)
 def test_expected_outcomes_are_means(name, x64):
     model, theta, batch = _case(name, {})
-    eta, extra = _seen(model, theta, batch)
+    eta, *extras = _seen(model, theta, batch)
+    extra = extras[0]
     truth = {
         "Probit": stats.norm.cdf(eta),
         "Cloglog": 1 - np.exp(-np.exp(eta)),
@@ -153,10 +191,16 @@ def test_expected_outcomes_are_means(name, x64):
         "Logistic": _sigmoid(eta),
         **dict.fromkeys(("AsymmetricLaplace", "Gaussian", "StudentT"), eta),
     }
-    if name in ("ZeroInflatedPoisson", "HurdlePoisson"):
-        y = np.arange(200.0)
-        each = [TRUTH[name]({"y": y}, e, extra) for e in eta]
+    if name.startswith(("ZeroInflated", "Hurdle")) and model.has_whole_outcomes:
+        y = np.arange(2_000.0)
+        each = [TRUTH[name]({"y": y}, e, *extras) for e in eta]
         truth[name] = np.exp(each) @ y
+    if name == "Lognormal":
+        truth[name] = stats.lognorm.mean(extra, scale=np.exp(eta))
+    if name == "HurdleGamma":
+        truth[name] = (1 - extras[1]) * np.exp(eta)
+    if name == "HurdleLognormal":
+        truth[name] = (1 - extras[1]) * stats.lognorm.mean(extra, scale=np.exp(eta))
     if name == "Ordinal":
         each = [TRUTH[name]({"y": np.full(N, k)}, eta, extra) for k in range(4)]
         truth[name] = np.exp(each).T
@@ -248,6 +292,12 @@ def test_values_and_slopes_stay_finite_far_out(name, size, x64):
         value, slope = both(far)
         assert np.isfinite(value)
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(slope))
+
+
+def test_beyond_a_hurdle_large_counts_have_the_curvature_of_all_counts(x64):
+    """The chance of a zero vanishes, and its derivatives with it: in 64 bits they overflowed."""
+    curvature = jax.jit(jax.hessian(lambda e: M.HurdlePoisson().log_density(e, 3_000.0)))
+    np.testing.assert_allclose(curvature(jnp.array([8.0, 0.3]))[0], [-np.exp(8.0), 0], rtol=1e-12)
 
 
 def test_beta_near_its_ends(x64):

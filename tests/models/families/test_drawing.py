@@ -11,7 +11,7 @@ from modicum.errors import ModicumError
 
 M = mo.models
 N = 20_000
-ETA, EXTRA = 0.4, -0.6  # the same for all rows: one distribution, many draws
+ETA, EXTRA, LAST = 0.4, -0.6, 0.3  # the same for all rows: one distribution, many draws
 TRIALS = 7
 expit = special.expit
 
@@ -48,6 +48,7 @@ CONTINUOUS = {
     "known scale": (M.Gaussian(scale=2.0), stats.norm(ETA, 2.0)),
     "student": (M.StudentT(df=3.0), stats.t(3.0, ETA, E)),
     "gamma": (M.Gamma(), stats.gamma(E, scale=MU / E)),
+    "lognormal": (M.Lognormal(), stats.lognorm(E, scale=MU)),
     "inverse gaussian": (M.InverseGaussian(), stats.invgauss(MU / E, scale=E)),
     "beta": (M.Beta(), stats.beta(E * expit(ETA), E * expit(-ETA))),
     "exponential": (M.Exponential(), stats.expon(scale=MU)),
@@ -57,35 +58,44 @@ CONTINUOUS = {
 }
 
 
-def _above_zero(y):
-    return np.where(y > 0, stats.poisson.pmf(y, MU) / -np.expm1(-MU), 0.0)
+COUNTS = {"poisson": stats.poisson(MU), "negative": stats.nbinom(1 / E, 1 / (1 + E * MU))}
 
 
-PI = expit(EXTRA)
+def _inflated(kind, pi):
+    return lambda y: pi * (y == 0) + (1 - pi) * COUNTS[kind].pmf(y)
+
+
+def _hurdle(kind, pi):
+    of = COUNTS[kind]
+    return lambda y: np.where(y == 0, pi, (1 - pi) * of.pmf(y) / of.sf(0))
+
+
+PI, LAST_PI = expit(EXTRA), expit(LAST)
 DISCRETE = {
     "logistic": (M.Logistic(), stats.bernoulli(expit(ETA)).pmf),
     "probit": (M.Probit(), stats.bernoulli(stats.norm.cdf(ETA)).pmf),
     "cloglog": (M.Cloglog(), stats.bernoulli(-np.expm1(-MU)).pmf),
     "binomial": (M.Binomial(), stats.binom(TRIALS, expit(ETA)).pmf),
     "by probit": (M.Binomial(link="probit"), stats.binom(TRIALS, stats.norm.cdf(ETA)).pmf),
-    "poisson": (M.Poisson(), stats.poisson(MU).pmf),
-    "negative binomial": (M.NegativeBinomial(), stats.nbinom(1 / E, 1 / (1 + E * MU)).pmf),
-    "zero-inflated": (
-        M.ZeroInflatedPoisson(),
-        lambda y: PI * (y == 0) + (1 - PI) * stats.poisson.pmf(y, MU),
-    ),
-    "hurdle": (M.HurdlePoisson(), lambda y: PI * (y == 0) + (1 - PI) * _above_zero(y)),
+    "poisson": (M.Poisson(), COUNTS["poisson"].pmf),
+    "negative binomial": (M.NegativeBinomial(), COUNTS["negative"].pmf),
+    "zero-inflated": (M.ZeroInflatedPoisson(), _inflated("poisson", PI)),
+    "inflated, negative": (M.ZeroInflatedNegativeBinomial(), _inflated("negative", LAST_PI)),
+    "hurdle": (M.HurdlePoisson(), _hurdle("poisson", PI)),
+    "beyond a hurdle": (M.HurdleNegativeBinomial(), _hurdle("negative", LAST_PI)),
     "ordinal": (
         M.Ordinal(classes=3),
         lambda y: np.array([expit(-ETA), expit(E - ETA) - expit(-ETA), expit(ETA - E)])[y],
     ),
     "softmax": (M.Softmax(classes=3), lambda y: special.softmax([ETA, EXTRA, 0.0])[y]),
 }
+AMOUNTS = {"gamma": M.HurdleGamma(), "lognormal": M.HurdleLognormal()}
 
 
 def _drawn(model, eta=ETA, count=N, seed=1):
     extras = 1 if isinstance(model, M.Softmax) else len(model.extras)
-    predictors = np.tile([eta, EXTRA][: 1 + extras], (2, count // 2, 1))  # two draws of all rows
+    one = [eta, EXTRA, LAST][: 1 + extras]
+    predictors = np.tile(one, (2, count // 2, 1))  # two draws of all rows
     batch = {"trials": np.full(count // 2, TRIALS)}
     y = model.draw_outcomes(np.random.default_rng(seed), predictors, batch)
     assert y.shape == (2, count // 2)
@@ -120,8 +130,18 @@ def test_discrete_outcomes_have_their_distribution(name):
     assert _p_value(_drawn(model, eta=ETA + 0.3), pmf) < 1e-6  # the negative control
 
 
+@pytest.mark.parametrize("name", AMOUNTS)
+def test_amounts_beyond_a_hurdle(name, x64):
+    y, other = _drawn(AMOUNTS[name]), CONTINUOUS[name][1]
+    assert abs(np.mean(y == 0) - LAST_PI) < 4 * np.sqrt(LAST_PI * (1 - LAST_PI) / N)
+    assert stats.kstest(y[y > 0], other.cdf).pvalue > 1e-3
+    mean, variance = other.stats()
+    mixed = (1 - LAST_PI) * mean, (1 - LAST_PI) * (variance + LAST_PI * mean**2)
+    np.testing.assert_allclose(_moments(AMOUNTS[name]), mixed, rtol=1e-9)
+
+
 def _moments(model):
-    eta = jnp.array([ETA, EXTRA])
+    eta = jnp.array([ETA, EXTRA, LAST][: 1 + max(1, len(model.extras))])
     return [float(part) for part in jax.jit(model.moments)(eta)]
 
 
@@ -149,7 +169,7 @@ def test_a_family_without_a_variance_says_so():
         M.Softmax(classes=3).variance(jnp.zeros(2))
 
 
-@pytest.mark.parametrize("name", ["poisson", "negative binomial", "zero-inflated", "hurdle"])
+@pytest.mark.parametrize("name", list(DISCRETE)[5:11])
 def test_moments_of_counts(name, x64):
     model, pmf = DISCRETE[name]
     y = np.arange(400)
@@ -159,6 +179,7 @@ def test_moments_of_counts(name, x64):
 
 def test_every_family_draws_outcomes():
     drawn = {type(model) for model, _ in (*CONTINUOUS.values(), *DISCRETE.values())}
+    drawn |= {type(model) for model in AMOUNTS.values()}
     assert drawn == set(M.FAMILIES.values())
 
 
@@ -169,7 +190,7 @@ def test_predictors_far_out_give_numbers(family, far):
     model = family(classes=3) if family in (M.Softmax, M.Ordinal) else family()
     width = 2 if isinstance(model, M.Softmax) else 1 + len(model.extras)
     for extra in (-800.0, 0.0, 800.0):
-        eta = np.tile([far, extra][:width], (4, 1))
+        eta = np.tile([far, extra, extra][:width], (4, 1))
         batch = {"trials": np.full(4, TRIALS)}
         y = model.draw_outcomes(np.random.default_rng(1), eta, batch)
         assert np.all(np.isfinite(y))

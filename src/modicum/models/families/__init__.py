@@ -2,16 +2,24 @@
 
 from modicum.errors import SettingError, suggestion
 from modicum.models.families.classes import Ordinal, Softmax
-from modicum.models.families.counts import (
-    HurdlePoisson,
-    NegativeBinomial,
-    Poisson,
-    PoissonRates,
-    ZeroInflatedPoisson,
+from modicum.models.families.counts import NegativeBinomial, Poisson, PoissonRates
+from modicum.models.families.positive import (
+    Exponential,
+    Gamma,
+    InverseGaussian,
+    Lognormal,
+    Weibull,
 )
-from modicum.models.families.positive import Exponential, Gamma, InverseGaussian, Weibull
 from modicum.models.families.proportions import Beta, Binomial, Cloglog, Logistic, Probit
 from modicum.models.families.real import AsymmetricLaplace, Gaussian, StudentT
+from modicum.models.families.zeros import (
+    HurdleGamma,
+    HurdleLognormal,
+    HurdleNegativeBinomial,
+    HurdlePoisson,
+    ZeroInflatedNegativeBinomial,
+    ZeroInflatedPoisson,
+)
 from modicum.models.linear_predictor import LinearPredictorModel
 
 __all__ = [
@@ -22,9 +30,13 @@ __all__ = [
     "Exponential",
     "Gamma",
     "Gaussian",
+    "HurdleGamma",
+    "HurdleLognormal",
+    "HurdleNegativeBinomial",
     "HurdlePoisson",
     "InverseGaussian",
     "Logistic",
+    "Lognormal",
     "NegativeBinomial",
     "Ordinal",
     "Poisson",
@@ -33,6 +45,7 @@ __all__ = [
     "Softmax",
     "StudentT",
     "Weibull",
+    "ZeroInflatedNegativeBinomial",
     "ZeroInflatedPoisson",
 ]
 
@@ -50,16 +63,21 @@ FAMILIES: dict[str, type[LinearPredictorModel]] = {
     "beta": Beta,
     "negative-binomial": NegativeBinomial,
     "zero-inflated-poisson": ZeroInflatedPoisson,
+    "zero-inflated-negative-binomial": ZeroInflatedNegativeBinomial,
     "hurdle-poisson": HurdlePoisson,
+    "hurdle-negative-binomial": HurdleNegativeBinomial,
     "gamma": Gamma,
     "inverse-gaussian": InverseGaussian,
+    "lognormal": Lognormal,
+    "hurdle-gamma": HurdleGamma,
+    "hurdle-lognormal": HurdleLognormal,
     "ordinal": Ordinal,
     "exponential": Exponential,
     "weibull": Weibull,
     "asymmetric-laplace": AsymmetricLaplace,
 }
 
-# What other libraries call our families: names that work too.
+# What other libraries call our families: names that work too, like ours in letters alone.
 CALLED_ELSEWHERE = {
     "bernoulli": "logistic",
     "logit": "logistic",
@@ -69,8 +87,11 @@ CALLED_ELSEWHERE = {
     "categorical": "softmax",
     "cumulative": "ordinal",
     "negbinomial": "negative-binomial",
-    "asym-laplace": "asymmetric-laplace",
+    "zeroinflatednegbinomial": "zero-inflated-negative-binomial",
+    "hurdlenegbinomial": "hurdle-negative-binomial",
+    "asymlaplace": "asymmetric-laplace",
     "zip": "zero-inflated-poisson",
+    "zinb": "zero-inflated-negative-binomial",
 }
 # Names that may mean another model than our family.
 PERHAPS = {"linear": "gaussian", "multinomial": "softmax", "quantile": "asymmetric-laplace"}
@@ -84,12 +105,13 @@ def family_named(name: str) -> type[LinearPredictorModel]:
     >>> family_named("zero_inflated_poisson").__name__, family_named("bernoulli").__name__
     ('ZeroInflatedPoisson', 'Logistic')
     """
-    tidy = name.lower().replace("_", "-").replace(".", "-")
-    tidy = CALLED_ELSEWHERE.get(tidy, tidy)
-    if tidy not in FAMILIES:
-        likely = PERHAPS.get(tidy)
+    letters = "".join(filter(str.isalnum, name.lower()))
+    ours = {one.replace("-", ""): one for one in FAMILIES}.get(letters)
+    found = ours or CALLED_ELSEWHERE.get(letters)
+    if found is None:
+        likely = PERHAPS.get(letters)
         hint = suggestion(name, FAMILIES) if likely is None else f" (did you mean {likely!r}?)"
         raise SettingError(
             f"there is no family {name!r}{hint}; the families are {', '.join(FAMILIES)}."
         )
-    return FAMILIES[tidy]
+    return FAMILIES[found]

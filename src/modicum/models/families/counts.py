@@ -1,4 +1,4 @@
-"""Counts: Poisson and negative binomial regression, also with a separate source of zeros."""
+"""Counts: Poisson and negative binomial regression."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import numpy as np
 from modicum.arrays import namespace
 from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
-    LINKS,
     bounded_exp,
-    chances,
     draw_counts,
-    draw_counts_above_zero,
     log_factorial,
     log_rising,
+    log_softplus,
     log_some,
     softplus,
 )
 from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import count_fault, rate_fault
+from modicum.models.priors import Moments
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,6 +31,10 @@ class _Counts(LogLink):
     counted: ClassVar[str | None] = "y"
     multiplies = "rate"
     outcome_fault = staticmethod(count_fault)
+
+    def pseudo_variance(self, data: Moments) -> float:
+        """Return one over the mean."""
+        return 1 / max(data.y_mean, 1 / (data.weight + 1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +57,7 @@ class Poisson(_Counts):
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """y eta - e^eta - log y!."""
-        return y * eta[0] - jnp.exp(eta[0]) - log_factorial(y, eta)
+        return y * eta[0] - jnp.exp(eta[0]) - log_factorial(y, eta[0])
 
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
         """Derivatives in eta: all but the first are minus the rate."""
@@ -78,6 +81,22 @@ class Poisson(_Counts):
         """Draw Poisson counts."""
         del batch
         return draw_counts(rng, bounded_exp(eta[..., 0]))
+
+    def log_above_zero(self, eta: jax.Array) -> jax.Array:
+        """log(1 - e^-mu)."""
+        return log_some(eta[0])
+
+    def draw_above_zero(
+        self, rng: np.random.Generator, eta: np.ndarray, batch: Batch
+    ) -> np.ndarray:
+        """Draw the time of the first event in a unit of time, and the number of later ones.
+
+        That time is exponential given that it is below 1.
+        """
+        del batch
+        rate = bounded_exp(eta[..., 0])
+        rest = rate + np.log1p(rng.random(rate.shape) * np.expm1(-rate))  # rate (1 - t)
+        return 1 + draw_counts(rng, np.clip(rest, 0.0, rate))
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,11 +126,12 @@ class NegativeBinomial(ExtraParameter, _Counts):
         """As for Poisson counts, with overdispersion."""
         return np.log1p(1 / mean() + draws["overdispersion"])
 
-    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """With a = overdispersion: gamma(y + 1/a) / gamma(1/a) y!, (a mu)^y, (1 + a mu)^(-y - 1/a).
 
         As a goes to 0 it tends to the Poisson density, without cancellation.
         """
+        eta, extra = eta
         size = jnp.exp(-extra)
         odds = eta + extra  # log of a mu
         arrangements = log_rising(size, y) - log_factorial(y, eta)
@@ -129,78 +149,21 @@ class NegativeBinomial(ExtraParameter, _Counts):
         rate = bounded_exp(eta[..., 0]) * rng.standard_gamma(size) / size
         return draw_counts(rng, rate)
 
+    def log_above_zero(self, eta: jax.Array) -> jax.Array:
+        """log(1 - e^-h) with h = log(1 + a mu) / a."""
+        return log_some(log_softplus(eta[0] + eta[1]) - eta[1])
 
-@dataclass(frozen=True, repr=False)
-class _Zeros(ExtraParameter, _Counts):
-    draw_others = staticmethod(draw_counts)  # of rows without an extra zero
+    def draw_above_zero(
+        self, rng: np.random.Generator, eta: np.ndarray, batch: Batch
+    ) -> np.ndarray:
+        """Draw as for Poisson counts: the time t of the first event, and the number of later ones.
 
-    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw the extra zeros with their probability, and counts otherwise."""
+        No event comes before t with probability (1 + a mu t)^(-1/a), and given t the rate is gamma
+        of shape 1 + 1/a and scale a mu / (1 + a mu t).
+        """
         del batch
-        zero = rng.random(eta.shape[:-1]) < chances(LINKS["logit"], eta[..., 1])
-        counts = self.draw_others(rng, bounded_exp(eta[..., 0]))
-        return np.where(zero, 0.0, counts)
-
-
-@dataclass(frozen=True, repr=False)
-class ZeroInflatedPoisson(_Zeros):
-    """Counts that are 0 with probability `zero_inflation`, and otherwise Poisson with log-rate eta.
-
-    A zero may come from either source. The probability is the same for all rows.
-
-    Examples
-    --------
-    >>> import modicum as mo
-    >>> mo.models.ZeroInflatedPoisson().extras
-    ('logit_zero_inflation',)
-    """
-
-    extras: ClassVar[tuple[str, ...]] = ("logit_zero_inflation",)
-
-    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
-        """log(pi + (1 - pi) e^-mu) for a zero, log(1 - pi) plus the Poisson's for other counts."""
-        mu = jnp.exp(eta)
-        zero = jnp.logaddexp(extra, -mu)
-        log_count = y * eta - mu - log_factorial(y, eta)
-        return jnp.where(y == 0, zero, log_count) - softplus(extra)
-
-    def mean(self, eta: jax.Array) -> jax.Array:
-        """(1 - pi) mu."""
-        return jax.nn.sigmoid(-eta[1]) * jnp.exp(eta[0])
-
-    def variance(self, eta: jax.Array) -> jax.Array:
-        """(1 - pi) mu (1 + pi mu)."""
-        return self.mean(eta) * (1 + jax.nn.sigmoid(eta[1]) * jnp.exp(eta[0]))
-
-
-@dataclass(frozen=True, repr=False)
-class HurdlePoisson(_Zeros):
-    """Counts that are 0 with probability `zero_chance`, and otherwise Poisson given not 0.
-
-    All zeros come from the hurdle. The probability is the same for all rows.
-
-    Examples
-    --------
-    >>> import modicum as mo
-    >>> mo.models.HurdlePoisson().extras
-    ('logit_zero_chance',)
-    """
-
-    extras: ClassVar[tuple[str, ...]] = ("logit_zero_chance",)
-    draw_others = staticmethod(draw_counts_above_zero)
-    counted: ClassVar[str | None] = None  # every zero is from the hurdle, whatever its rate
-
-    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
-        """log pi for a zero; for others log(1 - pi) plus the Poisson's minus log(1 - e^-mu)."""
-        mu = jnp.exp(eta)
-        log_count = y * eta - mu - log_factorial(y, eta) - log_some(eta)
-        return jnp.where(y == 0, extra, log_count) - softplus(extra)
-
-    def mean(self, eta: jax.Array) -> jax.Array:
-        """(1 - pi) mu / (1 - e^-mu)."""
-        return jax.nn.sigmoid(-eta[1]) * jnp.exp(eta[0] - log_some(eta[0]))
-
-    def variance(self, eta: jax.Array) -> jax.Array:
-        """m (1 + mu - m) with m the mean: the mean square of a Poisson count is mu (1 + mu)."""
-        mean = self.mean(eta)
-        return mean * (1 + jnp.exp(eta[0]) - mean)
+        size = bounded_exp(-eta[..., 1])
+        whole = np.log1p(bounded_exp(eta[..., 0]) / size)  # log(1 + a mu)
+        before = -np.log1p(rng.random(size.shape) * np.expm1(-size * whole)) / size
+        rest = rng.standard_gamma(1 + size) * np.expm1(np.maximum(whole - before, 0.0))
+        return 1 + draw_counts(rng, rest)

@@ -1,14 +1,13 @@
-"""Families with one parameter besides the coefficients: a dispersion, a shape, a probability.
+"""Families with parameters besides the coefficients: a dispersion, a shape, a probability.
 
-The parameter is sampled on an unbounded coordinate and reported on its natural scale. Such families
-are differentiated automatically, jointly in the linear predictor and that coordinate.
+Each is sampled on an unbounded coordinate and reported on its natural scale. Such families are
+differentiated automatically, jointly in the linear predictor and those coordinates.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,26 +26,22 @@ LARGEST_OFFSET = 700.0  # its exponential is still finite
 
 @dataclass(frozen=True, repr=False)
 class ExtraParameter(LinearPredictorModel):
-    """A family with one parameter besides the coefficients, named in `extras`.
+    """A family with one or more parameters besides the coefficients, named in `extras`.
 
-    The name has the prefix of its coordinate, "log_" or "logit_", and must sort after "intercept",
-    as parameters are laid out in alphabetical order. The default prior is normal on the coordinate:
+    A name has the prefix of its coordinate, "log_" or "logit_", and must sort after "intercept", as
+    parameters are laid out in alphabetical order. The default prior is normal on the coordinate:
     mean 0, and a standard deviation of 5 for a logarithm and 2.5 for a logit.
+
+    Its `log_density` is elementwise: `eta` holds the linear predictor and the extra parameters on
+    their coordinates, each a number, or an array with one of each row.
     """
 
-    bounded_by_variation: ClassVar[bool] = False  # whether only outcomes that vary bound it
-
-    @abstractmethod
-    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
-        """Log-likelihood, elementwise over rows; `extra` is the parameter on its coordinate."""
-
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Log-density of one row."""
-        return self.density(eta[0], eta[1], y)
+    bounded_by_variation: ClassVar[bool] = False  # whether only outcomes that vary bound them
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """Evaluate all rows at once, so terms in the extra parameter alone are computed once."""
-        return self.density(self.linear(theta, batch), theta[self.extras[0]], self.outcome(batch))
+        """Evaluate all rows at once, so terms in the extra parameters alone are computed once."""
+        eta: Any = (self.linear(theta, batch), *(theta[name] for name in self.extras))
+        return self.log_density(eta, self.outcome(batch))
 
     def check_variation(self, rows: Rows) -> None:
         """Refuse an outcome that never varies, where nothing else bounds the parameter."""
@@ -56,7 +51,7 @@ class ExtraParameter(LinearPredictorModel):
 
 @dataclass(frozen=True, repr=False)
 class LogLink(LinearPredictorModel):
-    """A family whose linear predictor is the logarithm of a mean (or of a typical time)."""
+    """A family whose linear predictor is the logarithm of a mean (or of a typical outcome)."""
 
     counted: ClassVar[str | None] = None  # field whose zeros may all lie on one side of a column
     multiplies = "mean"
@@ -65,9 +60,15 @@ class LogLink(LinearPredictorModel):
         """e^eta."""
         return jnp.exp(eta[0])
 
-    def pseudo_variance(self, data: Moments) -> float:
-        """Return one over the mean, as for a count."""
-        return 1 / max(data.y_mean, 1 / (data.weight + 1))
+    def log_above_zero(self, eta: jax.Array) -> jax.Array:
+        """Log-probability that the outcome is not 0: that of a positive outcome is 0."""
+        return jnp.zeros_like(eta[0])
+
+    def draw_above_zero(
+        self, rng: np.random.Generator, eta: np.ndarray, batch: Batch
+    ) -> np.ndarray:
+        """Draw outcomes given that they are not 0."""
+        return self.draw_outcomes(rng, eta, batch)
 
     def outcome_unit(self, data: Moments) -> float:
         """Return 1, or more without an intercept: 2.5 units then reach the outcome's logarithm."""

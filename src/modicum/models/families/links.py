@@ -36,6 +36,11 @@ def softplus(x: jax.Array) -> jax.Array:
     return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
+def log_softplus(x: jax.Array) -> jax.Array:
+    """log log(1 + e^x), which for x far below 0 is x."""
+    return jnp.where(x < -30, x, jnp.log(softplus(jnp.maximum(x, -30))))
+
+
 def log1m_exp(x: jax.Array) -> jax.Array:
     """log(1 - e^-x) for x > 0 (Maechler 2012)."""
     xp = namespace(x)
@@ -225,7 +230,7 @@ def _log_slope(eta: jax.Array, terms: int) -> Series:
     xp = namespace(eta)
     r = xp.minimum(xp.exp(eta), VANISHED)
     small, large = xp.minimum(r, SMALL), xp.maximum(r, SMALL)
-    c = [large / xp.expm1(large)]
+    c = [-large * xp.exp(-large) / xp.expm1(-large)]  # so that no derivative overflows
     for j in range(terms - 1):
         total = sum(
             (c[i] * (large / factorial(j - i) + c[j - i]) for i in range(j + 1)),
@@ -298,16 +303,6 @@ def draw_counts(rng: np.random.Generator, rate: Numbers) -> Numbers:
         return small
     many = np.rint(rate + np.sqrt(rate) * rng.standard_normal(rate.shape))
     return np.where(rate > MANY, many, small)
-
-
-def draw_counts_above_zero(rng: np.random.Generator, rate: Numbers) -> Numbers:
-    """Draw Poisson counts given that they are not 0.
-
-    The first event in a unit of time happens at t, exponential given t < 1; the number of later
-    events is Poisson with mean rate (1 - t).
-    """
-    rest = rate + np.log1p(rng.random(rate.shape) * np.expm1(-rate))  # rate (1 - t)
-    return 1 + draw_counts(rng, np.clip(rest, 0.0, rate))
 
 
 def draw_log_gammas(rng: np.random.Generator, shape: Numbers) -> Numbers:

@@ -1,4 +1,4 @@
-"""Positive outcomes: gamma and inverse Gaussian regression, and times to an event.
+"""Positive outcomes: gamma, inverse Gaussian and lognormal regression, and times to an event.
 
 Exponential and Weibull regression are accelerated failure-time models, whose times may be
 right-censored: eta is the logarithm of a typical time, and a coefficient of 0.1 makes times a tenth
@@ -21,7 +21,7 @@ from modicum.arrays import HALF_LOG_2PI, namespace
 from modicum.errors import DataError
 from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import bounded_exp, draw_log_gammas, log_gamma, stirling_rest
-from modicum.models.linear_predictor import Derivatives
+from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import positive_fault, time_fault
 from modicum.models.priors import Moments, Normal
@@ -44,8 +44,9 @@ class Gamma(ExtraParameter, LogLink):
     bounded_by_variation: ClassVar[bool] = True
     outcome_fault = staticmethod(positive_fault)
 
-    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """k (s - e^s + 1) + log(k) / 2 - log y, s = log(y / mu), minus Stirling's remainder."""
+        eta, extra = eta
         y = jnp.asarray(y, eta.dtype)
         k, s = jnp.exp(extra), jnp.log(y) - eta
         constant = 0.5 * extra - HALF_LOG_2PI - stirling_rest(k)
@@ -81,8 +82,9 @@ class InverseGaussian(ExtraParameter, LogLink):
     outcome_fault = staticmethod(positive_fault)
     extras_have_unit: ClassVar[bool] = True
 
-    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """log(shape / 2 pi y^3) / 2 - shape (y / mu - 1)^2 / 2y."""
+        eta, extra = eta
         y = jnp.asarray(y, eta.dtype)
         log_y = jnp.log(y)
         apart = jnp.expm1(log_y - eta) ** 2 / y
@@ -106,6 +108,49 @@ class InverseGaussian(ExtraParameter, LogLink):
         w = mu / (2 * shape) * rng.standard_normal(mu.shape) ** 2
         ratio = 1 + w + np.sqrt(w) * np.sqrt(w + 2)  # larger root over the mean
         return np.where(rng.random(mu.shape) * (1 + 1 / ratio) < 1, mu / ratio, mu * ratio)
+
+
+@dataclass(frozen=True, repr=False)
+class Lognormal(ExtraParameter, LogLink):
+    """Lognormal regression: the logarithm of the outcome is normal, its mean linear in x.
+
+    So e^eta is the median of the outcome and `scale` the standard deviation of its logarithm.
+    Expected outcomes are means, e^(eta + scale^2 / 2).
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.Lognormal().extras
+    ('log_scale',)
+    """
+
+    extras: ClassVar[tuple[str, ...]] = ("log_scale",)
+    bounded_by_variation: ClassVar[bool] = True
+    outcome_fault = staticmethod(positive_fault)
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Normal log-density of log y, minus log y."""
+        eta, extra = eta
+        log_y = jnp.log(jnp.asarray(y, eta.dtype))
+        return -0.5 * (jnp.exp(-extra) * (log_y - eta)) ** 2 - extra - HALF_LOG_2PI - log_y
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """e^(eta + scale^2 / 2)."""
+        return jnp.exp(eta[0] + 0.5 * jnp.exp(2 * eta[1]))
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The square of the mean, times e^(scale^2) - 1."""
+        return self.mean(eta) ** 2 * jnp.expm1(jnp.exp(2 * eta[1]))
+
+    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
+        """The square of the scale."""
+        return draws["scale"] ** 2
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw exponentials of normal variables."""
+        del batch
+        noise = bounded_exp(eta[..., 1]) * rng.standard_normal(eta.shape[:-1])
+        return bounded_exp(eta[..., 0] + noise)
 
 
 SMALL = 0.02  # below this, ten terms of the series are exact in double precision
@@ -193,8 +238,9 @@ class Weibull(ExtraParameter, _Survival):
 
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
 
-    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """log(shape / y) + z - e^z for an event, -e^z if censored; z = shape (log y - eta)."""
+        eta, extra = eta
         time, event = y[..., 0], y[..., 1]
         log_time = jnp.log(jnp.asarray(time, eta.dtype))
         z = jnp.exp(extra) * (log_time - eta)

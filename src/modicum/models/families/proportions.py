@@ -262,8 +262,9 @@ class Beta(ExtraParameter):
     outcome_fault = staticmethod(share_fault)
     multiplies = "odds"
 
-    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Beta log-density; gamma(a) = gamma(a + 1) / a avoids overflow as a or b goes to 0."""
+        eta, extra = eta
         y = jnp.asarray(y, eta.dtype)
         log_a, log_b = extra - softplus(-eta), extra - softplus(eta)
         a, b = jnp.exp(log_a), jnp.exp(log_b)
