@@ -62,7 +62,7 @@ Table: TypeAlias = (
 
 @names_checked
 def fit(
-    formula: str,
+    formula: str | Sequence[str],
     data: Table,
     family: str | type[LinearPredictorModel] | LinearPredictorModel = "logistic",
     *,
@@ -105,7 +105,9 @@ def fit(
         ``(1 | school/class)`` are effects that vary between groups, each with its own standard
         deviation; before the bar stand terms like any other, also factors and interactions.
         Further fields of the outcome follow it after a bar: ``"wins | trials(games) ~ team"``
-        fills the field `trials`.
+        fills the field `trials`. Further formulas explain other parameters of the family, on the
+        logarithm or logit: ``("delay ~ hour", "scale ~ carrier")``, or both in one text,
+        separated by a semicolon.
     data
         A pandas or polars data frame, an Arrow table or dataset, a path or glob of Parquet, CSV
         or Feather files, a row store or `mo.Rows` with named columns; or a digest
@@ -175,6 +177,7 @@ def fit(
     )
     if isinstance(family, str):
         family_named(family)
+    formula = one_text(formula)
     if isinstance(data, Digest):
         settled = {
             "weights": weights is not None,
@@ -203,6 +206,13 @@ def fit(
     held = model_for(table_rows.rows, family, priors, groups)
     origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
     return draw(held.model, table_rows.rows, settings, origin)
+
+
+def one_text(formula: object) -> str:
+    """Return formulas of several parameters as one text."""
+    if isinstance(formula, list | tuple) and all(isinstance(part, str) for part in formula):
+        return "; ".join(formula)
+    return formula  # type: ignore[return-value]  # the parser refuses what is not text
 
 
 def _check_digest(formula: str, data: Digest, settled: Sequence[str], groups: object) -> bool:
@@ -269,6 +279,7 @@ def model_for(
             "is nothing to fit: add a term, or leave '0 +' out."
         )
     model = _model(family, encoding)
+    model = replace(model, modelled=_modelled(encoding))
     if priors is not None:
         changes: dict[str, Any] = {"priors": priors}  # to fields of the family
         model = replace(model, **changes)
@@ -301,12 +312,25 @@ def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
     return replace(family, intercept=encoding.intercept)
 
 
+def _modelled(encoding: FormulaEncoding) -> tuple[str, ...]:
+    """Return the parameters with formulas of their own; ``scale ~ 1`` is what they have anyway."""
+    for parameter, intercept in encoding.others:
+        if not intercept:
+            raise SettingError(
+                f"the formula of {parameter!r} has no intercept, and needs one: leave '0 +' out; "
+                "the first level of a factor is then the intercept's."
+            )
+    explained = {name for name, *_ in encoding.layout.coding.predictors}
+    explained |= {group.parameter for group in encoding.groups}
+    return tuple(name for name, _ in encoding.others if name in explained)
+
+
 def _group_terms(encoding: FormulaEncoding) -> tuple[GroupTerm, ...]:
     """Return the group terms of a formula; raise if a model cannot represent them."""
     terms = []
     for group, slopes in zip(encoding.groups, encoding.layout.slopes, strict=True):
         field = grouping_name(group.group)
-        if field in encoding.layout.coding.fields:
+        if _is_common(field, group.parameter, encoding):
             raise SettingError(
                 f"{field!r} is both a common term and a group in {encoding.formula!r}: its levels "
                 "have either pooled effects or unpooled coefficients; leave one out."
@@ -318,8 +342,18 @@ def _group_terms(encoding: FormulaEncoding) -> tuple[GroupTerm, ...]:
                 f"limit is {MOST_EFFECTS}: let fewer columns, or a factor with fewer levels, vary "
                 "by group."
             )
-        terms.append(GroupTerm(field, effects, group.correlated))
+        terms.append(GroupTerm(field, effects, group.correlated, group.parameter))
     return tuple(terms)
+
+
+def _is_common(field: str, parameter: str, encoding: FormulaEncoding) -> bool:
+    """Whether the levels of a factor have coefficients in the predictor of a parameter."""
+    coding = encoding.layout.coding
+    return any(
+        term.field == field and coding.parameters[term.first] == parameter
+        for term in coding.terms
+        if term.width
+    )
 
 
 def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> None:

@@ -339,7 +339,8 @@ def test_means_over_groups_that_rows_do_not_name(name):
     def given(theta, rows):
         predictors = model.family.predictor_vector(theta, rows).at[:, 0].add(shift)
         variance = sum(model.family.new_group_variances(theta, rows))
-        return model.family.mean_over(predictors, jnp.sqrt(variance))
+        sd = jnp.broadcast_to(jnp.sqrt(variance), 4)
+        return model.family.mean_over(predictors, sd[:, None], (0,))
 
     @jax.jit
     def evaluated(theta):

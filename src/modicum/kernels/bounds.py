@@ -423,4 +423,10 @@ def bound_of(model: BaseModel) -> Bound[Pytree]:
             f"FlyMC needs a lower bound of each row's likelihood, which is known for {names}, but "
             f"not for {type(model).__name__}; use method='hmc-ecs', or method='nuts' on all rows."
         )
-    return BOUNDS[type(model)](model)
+    bound = BOUNDS[type(model)](model)
+    if bound.model.modelled:
+        raise SettingError(
+            f"FlyMC's bounds are those of a single {bound.model.modelled[0]}, and it has a formula "
+            "of its own; use method='hmc-ecs', or method='nuts' on all rows."
+        )
+    return bound

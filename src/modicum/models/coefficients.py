@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logit
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, suggestion
 from modicum.models.model import BaseModel, Params
 from modicum.models.priors import (
     LKJ,
@@ -38,6 +38,7 @@ from modicum.models.priors.resolved import (
     column_in_summary,
     columns_of,
     is_logged,
+    is_of_exponential,
     require_known,
     require_support,
     shapes_of,
@@ -53,6 +54,13 @@ from modicum.models.terms import (
     tidy_groups,
 )
 from modicum.rows import Coding, Rows
+
+ELSEWHERE = {  # what brms calls parameters of ours
+    "sigma": "scale",
+    "phi": "precision",
+    "zi": "zero_inflation",
+    "hu": "zero_chance",
+}
 
 
 class Coordinate(NamedTuple):
@@ -82,6 +90,11 @@ def coordinate_of(name: str) -> tuple[Coordinate, str]:
     return found, name.removeprefix(found.prefix)
 
 
+def parameter_of(name: str) -> str:
+    """Return the name of the parameter that an extra parameter is a coordinate of."""
+    return coordinate_of(name)[1]
+
+
 @dataclass(frozen=True, repr=False)
 class CoefficientPriors(BaseModel):
     """The settings and priors of a model's coefficients; see `LinearPredictorModel`."""
@@ -93,9 +106,9 @@ class CoefficientPriors(BaseModel):
     priors: Mapping[str, Prior] | PriorTable | None = None
     resolved_priors: ModelPriors | None = None
     groups: str | GroupTerm | Sequence[str | GroupTerm] = ()
+    modelled: tuple[str, ...] = ()
     coding: Coding | None = None
 
-    extras: ClassVar[tuple[str, ...]] = ()  # parameters besides the coefficients, on coordinates
     extras_have_unit: ClassVar[bool] = False  # whether they have a unit, as the outcome has
 
     def __post_init__(self) -> None:
@@ -111,15 +124,34 @@ class CoefficientPriors(BaseModel):
             if value is not None and type(value) is not kind:  # as a file describes it
                 object.__setattr__(self, name, kind.from_dict(value))
         object.__setattr__(self, "groups", tidy_groups(self.groups))
+        object.__setattr__(self, "modelled", tuple(self.modelled))
+        self._check_modelled()
         self._check_priors()
+
+    def _check_modelled(self) -> None:
+        """Refuse formulas of what is not a parameter of the family."""
+        known = [parameter_of(name) for name in self.extras]
+        for name in self.modelled:
+            if name not in known:
+                kind = type(self).__name__
+                reason = (
+                    f"its parameters besides the mean are {', '.join(known)}"
+                    if known
+                    else "it has none besides the mean, or they are given as numbers"
+                )
+                raise SettingError(
+                    f"{name!r} is not a parameter of {kind} that a formula can explain"
+                    f"{suggestion(ELSEWHERE.get(name, name), known)}: {reason}."
+                )
 
     def _check_priors(self) -> None:
         """Refuse distributions of the wrong kind, and priors that are given twice."""
         scales = {"common": self.prior_scale, "intercept": self.intercept_scale}
         short = {"common": "prior_scale", "intercept": "intercept_scale"}
         for name in self.extras:
-            scales[extra_key(name)], short[extra_key(name)] = self.extra_scale(name), "scale_prior"
-        of_terms = [key for term in self.group_terms for key in (term.field, *term.sd_keys)]
+            key = self.extra_key(name)
+            scales[key], short[key] = self.extra_scale(name), "scale_prior"
+        of_terms = [key for term in self.group_terms for key in (term.key, *term.sd_keys)]
         positive = {"group_sd", *of_terms}
         for key, prior in self.prior_table:
             if self.groups and key in positive:
@@ -144,7 +176,7 @@ class CoefficientPriors(BaseModel):
         return self.priors or ()  # type: ignore[return-value]  # `__post_init__` made it one
 
     def __repr__(self) -> str:
-        late = ("groups", "priors", "resolved_priors", "coding")
+        late = ("groups", "modelled", "priors", "resolved_priors", "coding")
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
         settings |= {name: getattr(self, name) for name in late if getattr(self, name)}
         if self.priors:
@@ -235,8 +267,14 @@ class CoefficientPriors(BaseModel):
         priors = self.resolved_priors
         if priors is None and self.has_raw_priors:
             priors = self.priors_for(rows, None)
-        common = common_columns(self.group_terms, rows)
-        return {} if priors is None else priors.describe(tuple(rows.columns[j] for j in common))
+        if priors is None:
+            return {}
+        names = []
+        for j in common_columns(self.group_terms, rows):
+            owner = rows.coding.parameters[j] if self.modelled and rows.coding else ""
+            before = f"{owner}." if owner else ""
+            names.append(f"{before}beta[{rows.columns[j].removeprefix(before)}]")
+        return priors.describe(names, {name: self.extra_key(name) for name in self.extras})
 
     def likelihood_layout(self, theta: Params) -> Params:
         """Return all parameters but the hyperparameters, which come last."""
@@ -252,6 +290,12 @@ class CoefficientPriors(BaseModel):
             resolved_priors=None,
             groups=(),
         )
+
+    def extra_key(self, name: str) -> str:
+        """Key of an extra parameter's prior: "scale" for "log_scale", or "scale.intercept"."""
+        if parameter_of(name) in self.modelled:
+            return f"{parameter_of(name)}.intercept"
+        return name.removeprefix("log_") if is_logged(name) else name
 
     # Data-scaled priors -------------------------------------------------------------------
 
@@ -271,11 +315,13 @@ class CoefficientPriors(BaseModel):
         horseshoes = [prior for prior in by_key.values() if isinstance(prior, Horseshoe)]
         if any(prior.unit is None or prior.resolution is None for prior in horseshoes):
             return True
-        by_data = self.prior_scale is None and "common" not in by_key
-        by_data |= "group_sd" not in by_key and any(t.field not in by_key for t in self.group_terms)
+        commons = ["common", *(f"{name}.common" for name in self.modelled)]
+        by_data = self.prior_scale is None and not by_key.keys() >= set(commons)
+        by_data |= "group_sd" not in by_key and any(t.key not in by_key for t in self.group_terms)
         by_data |= self.intercept and self.intercept_scale is None and "intercept" not in by_key
         return by_data or any(
-            self.extra_scale(name) is None and extra_key(name) not in by_key for name in self.extras
+            self.extra_scale(name) is None and self.extra_key(name) not in by_key
+            for name in self.extras
         )
 
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
@@ -315,25 +361,35 @@ class CoefficientPriors(BaseModel):
         """Return the priors with all scales fixed; `data` is needed where a setting is None."""
         by_key = dict(self.prior_table)
         columns = len(common_columns(self.group_terms, rows))
-        intercept, centre = self._intercept_prior(by_key.get("intercept"), data, columns)
-        extras = []
+        intercept, centre = self._intercept_prior(by_key.get("intercept"), data, rows)
+        extras, centres = [], []
         for name in self.extras:
-            scale = self.extra_scale(name)
-            prior = by_key.get(extra_key(name))
+            scale, modelled = self.extra_scale(name), parameter_of(name) in self.modelled
+            prior = by_key.get(self.extra_key(name))
             if prior is None:
                 own = self.extra_prior(name, _expect(data)) if scale is None else Normal(0.0, scale)
-                prior = LogNormal(own.mean, own.sd) if is_logged(name) else own
+                prior = LogNormal(own.mean, own.sd) if is_logged(name) and not modelled else own
+                if modelled and scale is None:  # at the mean of its predictor's columns
+                    means = _expect(data).x_mean[:columns] * self._enters(parameter_of(name), rows)
+                    centres.append((name, tuple(map(float, means))))
             extras.append((name, prior))
         groups = self._group_priors(rows, data)
         common = self._coefficient_priors(rows, data)
-        return ModelPriors(common, intercept, centre, tuple(extras), groups)
+        return ModelPriors(common, intercept, centre, tuple(extras), groups, tuple(centres))
+
+    def _enters(self, parameter: str, rows: Rows) -> np.ndarray:
+        """Which common columns enter the predictor of a parameter; empty: the mean's."""
+        columns = len(common_columns(self.group_terms, rows))
+        coding = group_coding(self.group_terms, rows)
+        owners = ("",) * columns if coding is None else coding.parameters[:columns]
+        return np.array([owner == parameter for owner in owners], bool)
 
     def _group_priors(self, rows: Rows, data: Moments | None) -> tuple[GroupPrior, ...]:
         """Return the group priors; default sds are 2.5 outcome units per unit of a column."""
         by_key = dict(self.prior_table)
         priors = []
         for term in self.group_terms:
-            of_group = by_key.get(term.field, by_key.get("group_sd"))
+            of_group = by_key.get(term.key, by_key.get("group_sd"))
             correlation = by_key.get("group_cor", LKJ())
             assert isinstance(correlation, LKJ)
             sds = []
@@ -341,7 +397,7 @@ class CoefficientPriors(BaseModel):
                 sd = by_key.get(key, of_group)
                 if sd is None and effect == INTERCEPT:
                     self._refuse_remote_slopes(term, rows, _expect(data))
-                sds.append(self._sd_prior(effect, rows, _expect(data)) if sd is None else sd)
+                sds.append(self._sd_prior(term, effect, rows, _expect(data)) if sd is None else sd)
             priors.append(GroupPrior(term, len(rows.levels[term.field]), tuple(sds), correlation))
         return tuple(priors)
 
@@ -352,10 +408,12 @@ class CoefficientPriors(BaseModel):
             at = names.index(slope)
             refuse_remote_slope(slope, term.field, float(data.x_mean[at]), float(data.x_sd[at]))
 
-    def _sd_prior(self, effect: str, rows: Rows, data: Moments) -> Prior:
+    def _sd_prior(self, term: GroupTerm, effect: str, rows: Rows, data: Moments) -> Prior:
+        unit = 1.0 if term.parameter else self.outcome_unit(data)
         if effect == INTERCEPT:
-            return HalfNormal(2.5 * self.outcome_unit(data))
-        return HalfNormal(float(self._data_scales(data)[self._with_moments(rows).index(effect)]))
+            return HalfNormal(2.5 * unit)
+        at = self._with_moments(rows).index(effect)
+        return HalfNormal(float(self._scales_in(unit, data)[at]))
 
     def _with_moments(self, rows: Rows) -> list[str]:
         """Names of the columns whose moments `_moments` returns."""
@@ -364,23 +422,27 @@ class CoefficientPriors(BaseModel):
 
     def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
         """Keys that a prior may have, besides columns and their terms."""
-        keys = ["common", *(["intercept"] if self.intercept else []), *map(extra_key, self.extras)]
+        keys = ["common", *(["intercept"] if self.intercept else [])]
+        keys += [*map(self.extra_key, self.extras), *(f"{name}.common" for name in self.modelled)]
         keys += ["group_sd", "group_cor"] if terms else []
-        return keys + [key for term in terms for key in (term.field, *term.sd_keys)]
+        return keys + [key for term in terms for key in (term.key, *term.sd_keys)]
 
     def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
         """Return the prior of each column: its own, its term's, the common or the default one."""
         places = common_columns(self.group_terms, rows)
         by_key = dict(self.prior_table)
-        common = by_key.pop("common", None)
-        priors: list[Prior]
-        if common is not None:
-            priors = [common] * len(places)
-        elif self.prior_scale is not None:
-            priors = [*self._scaled_priors(len(places))]
-        else:
-            scales = self._data_scales(_expect(data))[: len(places)]
-            priors = [Normal(0.0, float(scale)) for scale in scales]
+        priors: list[Prior] = []
+        if self.prior_scale is not None:
+            priors += self._scaled_priors(len(places))
+        elif data is not None:
+            scales = self._data_scales(data, rows)[: len(places)]
+            priors += [Normal(0.0, float(scale)) for scale in scales]
+        for parameter in ("", *self.modelled):
+            common = by_key.pop(f"{parameter}.common" if parameter else "common", None)
+            if common is not None:
+                of_all = priors or [common] * len(places)
+                pairs = zip(of_all, self._enters(parameter, rows), strict=True)
+                priors = [common if enters else prior for prior, enters in pairs]
         others = self.prior_keys(self.group_terms)
         named = {key: columns_of(key, rows) for key in by_key if key not in others}
         single = {key for key in named if key in rows.columns or column_in_summary(key) is not None}
@@ -396,26 +458,26 @@ class CoefficientPriors(BaseModel):
             require_support(key, by_key[key], "real")
             for j in named[key]:
                 priors[places.index(j)] = by_key[key]
-        return tuple(self._in_units(prior, j, data) for j, prior in enumerate(priors))
+        return tuple(self._in_units(prior, j, data, rows) for j, prior in enumerate(priors))
 
     def _scaled_priors(self, columns: int) -> tuple[Prior, ...]:
         """Return normal priors of the scales that were given, in raw units."""
         scales = np.broadcast_to(np.asarray(self.prior_scale, float), columns)
         return tuple(Normal(0.0, float(scale)) for scale in scales)
 
-    def _in_units(self, prior: Prior, column: int, data: Moments | None) -> Prior:
+    def _in_units(self, prior: Prior, column: int, data: Moments | None, rows: Rows) -> Prior:
         """Fix the unit and resolution of a horseshoe; return other priors unchanged."""
         if not isinstance(prior, Horseshoe):
             return prior
         if prior.unit is None:
-            prior = replace(prior, unit=float(self._data_scales(_expect(data))[column]) / 2.5)
+            prior = replace(prior, unit=float(self._data_scales(_expect(data), rows)[column]) / 2.5)
         if prior.resolution is None:
             error = np.sqrt(self.pseudo_variance(_expect(data)) / _expect(data).weight)
             prior = replace(prior, resolution=0.1 * float(error))
         return prior
 
     def _intercept_prior(
-        self, prior: Prior | None, data: Moments | None, columns: int = 0
+        self, prior: Prior | None, data: Moments | None, rows: Rows | None = None
     ) -> tuple[Prior | None, tuple[float, ...]]:
         """Return the intercept's prior and the point in x where it holds: x = 0, unless default."""
         if not self.intercept:
@@ -426,16 +488,30 @@ class CoefficientPriors(BaseModel):
             return prior, ()
         if self.intercept_scale is not None:
             return Normal(0.0, float(self.intercept_scale)), ()
-        centre = _expect(data).x_mean[:columns]
+        assert rows is not None, "a default prior is for rows"
+        entering = self._enters("", rows)
+        centre = np.where(entering, _expect(data).x_mean[: len(entering)], 0.0)
         return self.intercept_prior(_expect(data)), tuple(float(c) for c in centre)
 
-    def _data_scales(self, data: Moments) -> np.ndarray:
-        """2.5 units of the outcome per unit of column j: its sd, or two levels' difference.
+    def _data_scales(self, data: Moments, rows: Rows) -> np.ndarray:
+        """2.5 units of the predictor per unit of column j: its sd, or two levels' difference.
+
+        The unit is that of the outcome, and 1 for the logarithm or logit of another parameter.
+        """
+        scales = self._scales_in(self.outcome_unit(data), data)
+        if not self.modelled:
+            return scales
+        first = np.ones(len(scales), bool)
+        entering = self._enters("", rows)
+        first[: len(entering)] = entering
+        return np.where(first, scales, self._scales_in(1.0, data))
+
+    def _scales_in(self, unit: float, data: Moments) -> np.ndarray:
+        """2.5 of these units per unit of each column.
 
         A constant column is an intercept times a constant, and its scale is the intercept's divided
         by that constant; a column of zeros has no unit, and counts as having sd 1.
         """
-        unit = self.outcome_unit(data)
         height = np.abs(data.x_mean)
         constant = np.where(
             height > 0,
@@ -476,12 +552,7 @@ class CoefficientPriors(BaseModel):
         """Return where the search for the mode starts: at 0, or with a unit where its prior is."""
         if not self.extras_have_unit:
             return 0.0
-        return float(np.log(prior.centre)) if is_logged(name) else prior.centre
-
-
-def extra_key(name: str) -> str:
-    """Name by which users set the prior of an extra parameter: "scale" for "log_scale"."""
-    return name.removeprefix("log_") if is_logged(name) else name
+        return float(np.log(prior.centre)) if is_of_exponential(name, prior) else prior.centre
 
 
 def _scales(prior_scale: object) -> float | tuple[float, ...]:

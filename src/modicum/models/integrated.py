@@ -18,7 +18,7 @@ from modicum.models.covariances import draw_partials
 from modicum.models.families import Cloglog, Logistic, Probit
 from modicum.models.integrals import GroupIntegrals
 from modicum.models.linear_predictor import LinearPredictorModel
-from modicum.models.model import Batch, Labels, Params
+from modicum.models.model import Batch, EffectScale, Labels, Params
 from modicum.models.priors import LKJ, OWN, HalfNormal, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.priors.units import columns_with_moments
@@ -359,13 +359,14 @@ class IntegratedEffects(GroupIntegrals):
         predictors = self.family.predictor_vector(theta, batch)
         others = {name: values for name, values in batch.items() if name != self.group}
         variance = sum(self.new_group_variances(theta, others), jnp.zeros(()))
-        return self.family.mean_over(predictors, jnp.sqrt(variance))
+        sd = jnp.broadcast_to(jnp.sqrt(variance), len(predictors))
+        return self.family.mean_over(predictors, sd[:, None], (0,))
 
     @property
-    def effect_scales(self) -> tuple[tuple[str, tuple[int | None, ...]], ...]:
-        """For each group term its field, and the columns of x its effects multiply (None: 1)."""
+    def effect_scales(self) -> tuple[EffectScale, ...]:
+        """For each group term what its effects multiply."""
         own = (*([None] if self.intercept else []), *(self.columns or ()))
-        return ((self.group, own), *self.family.effect_scales)
+        return (EffectScale(self.group, own), *self.family.effect_scales)
 
     def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
         """For each group term T: the effects of a group are T v, with v standard normal."""

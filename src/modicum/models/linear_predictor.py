@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from math import pi
 from typing import ClassVar, TypeAlias
 
@@ -21,8 +22,8 @@ import numpy as np
 from modicum.arrays import namespace
 from modicum.errors import DataError, SettingError
 from modicum.linalg.columns import ModelMatrix, model_matrix
-from modicum.models.coefficients import CoefficientPriors, coordinate_of
-from modicum.models.model import NEW, Batch, Labels, Params
+from modicum.models.coefficients import CoefficientPriors, coordinate_of, parameter_of
+from modicum.models.model import NEW, Batch, EffectScale, Labels, Params
 from modicum.models.outcome_checks import check_outcomes, refuse_mistaken_fields
 from modicum.models.priors import OWN
 from modicum.models.terms import check_groups, common_columns
@@ -63,6 +64,8 @@ class LinearPredictorModel(CoefficientPriors):
         contrasts among the common columns. Priors of the standard deviations have the key
         "group_sd", the group's name, or "group_sd[ward:dose]" for one of them; the prior of
         correlations has the key "group_cor".
+    modelled
+        Parameters of the family, such as "scale", with formulas of their own; set by `mo.fit`.
     coding
         How the codes of the rows map to columns; set by `resolved`, not by users.
     """
@@ -199,6 +202,8 @@ class LinearPredictorModel(CoefficientPriors):
 
     def linear(self, theta: Params, batch: Batch) -> jax.Array:
         """eta of each row: shape (rows,), or (rows, q)."""
+        if self.modelled:
+            return self.predictor_vector(theta, batch)[:, 0]
         eta = self.matrix(batch) @ jnp.asarray(theta["beta"]).T
         if self.intercept:
             eta = eta + theta["intercept"]
@@ -209,10 +214,25 @@ class LinearPredictorModel(CoefficientPriors):
 
     def predictor_vector(self, theta: Params, batch: Batch) -> jax.Array:
         """All predictors of each row, shape (rows, q + extras)."""
+        if self.modelled:
+            beta = jnp.asarray(theta["beta"])
+            own = jnp.stack([jnp.where(mask, beta, 0.0) for mask in self.entering], axis=1)
+            first = theta["intercept"] if self.intercept else 0.0
+            first = first + jnp.asarray(batch.get("offset", 0.0))
+            eta = self.matrix(batch) @ own
+            at_zero = [first, *(theta[name] for name in self.extras)]
+            return eta + jnp.stack([jnp.broadcast_to(x, len(eta)) for x in at_zero], axis=1)
         eta = self.linear(theta, batch)
         eta = eta[:, None] if eta.ndim == 1 else eta
         shared = [jnp.broadcast_to(theta[name], (eta.shape[0], 1)) for name in self.extras]
         return jnp.concatenate([eta, *shared], axis=1) if shared else eta
+
+    @property
+    def entering(self) -> np.ndarray:
+        """Which columns enter each predictor, (1 + extras, columns)."""
+        assert self.coding is not None
+        names = ["", *map(parameter_of, self.extras)]
+        return np.array(self.coding.parameters) == np.array(names)[:, None]
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """f at the predictors of each row."""
@@ -232,8 +252,14 @@ class LinearPredictorModel(CoefficientPriors):
         predictors = self.predictor_vector(theta, batch)
         if not self.absent_groups(batch):
             return jax.vmap(self.mean)(predictors)
-        variance = sum(self.new_group_variances(theta, batch), jnp.zeros(()))
-        return self.mean_over(predictors, jnp.sqrt(variance))
+        along = self.predictors_of_groups
+        variance = [jnp.zeros(len(predictors)) for _ in along]
+        for scale, added in zip(
+            self.effect_scales, self.new_group_variances(theta, batch), strict=True
+        ):
+            at = along.index(scale.predictor)
+            variance[at] = variance[at] + added
+        return self.mean_over(predictors, jnp.sqrt(jnp.stack(variance, axis=1)), along)
 
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """Variance of a row's noise on the scale of the predictor: one number, or one per draw."""
@@ -244,28 +270,38 @@ class LinearPredictorModel(CoefficientPriors):
             "instead."
         )
 
-    def mean_over(self, predictors: jax.Array, sd: jax.Array) -> jax.Array:
-        """Mean outcome of each row, averaged over a normal first predictor with this sd."""
+    def mean_over(self, predictors: jax.Array, sd: jax.Array, along: tuple[int, ...]) -> jax.Array:
+        """Mean outcome of each row, averaged over normal predictors, those `along` which sd varies.
+
+        `sd` has shape (rows, len(along)).
+        """
         xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
+        nodes = np.array(list(product(xi, repeat=len(along))))
+        shares = np.prod(list(product(w / w.sum(), repeat=len(along))), axis=1)
 
         def at_node(xi: jax.Array) -> jax.Array:
-            return jax.vmap(self.mean)(predictors.at[:, 0].add(sd * xi))
+            return jax.vmap(self.mean)(predictors.at[:, along].add(sd * xi))
 
-        return jnp.tensordot(jnp.asarray(w / w.sum()), jax.lax.map(at_node, jnp.asarray(xi)), 1)
+        return jnp.tensordot(jnp.asarray(shares), jax.lax.map(at_node, jnp.asarray(nodes)), 1)
 
     def absent_groups(self, batch: Batch) -> frozenset[str]:
         """Groups of the model that the batch has no codes for."""
         return frozenset(t.field for t in self.group_terms if t.field not in batch)
 
     @property
-    def effect_scales(self) -> tuple[tuple[str, tuple[int | None, ...]], ...]:
-        """For each group term its field, and the columns of x its effects multiply (None: 1)."""
+    def effect_scales(self) -> tuple[EffectScale, ...]:
+        """For each group term what its effects multiply."""
         priors, coding = self.resolved_priors, self.coding
         if priors is None or coding is None:
             return ()
         effects = iter([t for t in coding.terms if t.first >= len(priors.coefficients)])
+        predictors = ["", *map(parameter_of, self.extras)]
         return tuple(
-            (group.term.field, tuple(next(effects).scale for _ in group.sds))
+            EffectScale(
+                group.term.field,
+                tuple(next(effects).scale for _ in group.sds),
+                predictors.index(group.term.parameter),
+            )
             for group in priors.groups
         )
 
@@ -281,9 +317,8 @@ class LinearPredictorModel(CoefficientPriors):
 
         The layout is {beta, intercept, extras}, followed by the hyperparameters.
         """
-        columns, q = len(common_columns(self.group_terms, rows)), self.predictors(rows)
-        columns += sum(g.size for g in self.resolved_priors.groups) if self.resolved_priors else 0
-        theta = {"beta": np.zeros((q, columns) if q else columns)}
+        q = self.predictors(rows)
+        theta = {"beta": np.zeros((*([q] if q else []), self._columns(rows)))}
         if self.intercept:
             theta["intercept"] = np.zeros(q) if q else np.zeros(())
         theta |= {name: np.zeros(()) for name in self.extras}
@@ -297,6 +332,11 @@ class LinearPredictorModel(CoefficientPriors):
         theta |= priors.start()
         return theta
 
+    def _columns(self, rows: Rows) -> int:
+        """Number of coefficients of a predictor: common ones and group effects."""
+        groups = self.resolved_priors.groups if self.resolved_priors else ()
+        return len(common_columns(self.group_terms, rows)) + sum(group.size for group in groups)
+
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Name the parameters, with the effects of groups and hyperparameters apart.
 
@@ -306,22 +346,33 @@ class LinearPredictorModel(CoefficientPriors):
         named = self.split_effects(super().report(rest)) | self.report_own(theta)
         for extra in self.extras:
             coordinate, name = coordinate_of(extra)
-            named[name] = coordinate.natural(named.pop(extra))
+            if name in self.modelled:
+                named[f"{name}.intercept"] = named.pop(extra)
+            else:
+                named[name] = coordinate.natural(named.pop(extra))
         return named
 
     def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Split `beta` into common coefficients and named group effects, which follow them."""
-        priors = self.resolved_priors
-        if priors is None or not priors.groups:
-            return {k: v for k, v in named.items() if k != "beta" or np.shape(v)[-1]}
+        """Split `beta` by predictors into common coefficients, and into named group effects."""
+        parts = self._parts(np.shape(named["beta"])[-1])
+        if set(parts) == {"beta"}:
+            return named
         beta = jnp.asarray(named.pop("beta"))
-        first = len(priors.coefficients)
-        split = {"beta": beta[:first]} if first else {}
-        for group in priors.groups:
+        return {name: beta[part] for name, part in parts.items()} | named
+
+    def _parts(self, size: int) -> dict[str, slice]:
+        """Where in `beta` each reported parameter is; those without entries are left out."""
+        priors = self.resolved_priors
+        groups = () if priors is None else priors.groups
+        first = size - sum(group.size for group in groups)
+        spans = () if self.coding is None else self.coding.predictors
+        others = {f"{name}.beta": slice(a, b) for name, a, b in spans if b <= first}
+        parts = {"beta": slice(0, min([first, *(part.start for part in others.values())]))} | others
+        for group in groups:
             for name in group.term.names:
-                split[name] = beta[first : first + group.levels]
+                parts[name] = slice(first, first + group.levels)
                 first += group.levels
-        return split | named
+        return {name: part for name, part in parts.items() if part.stop > part.start}
 
     def report_own(self, theta: Params) -> dict[str, jax.Array]:
         """Name the hyperparameters."""
@@ -334,20 +385,27 @@ class LinearPredictorModel(CoefficientPriors):
         theta = {"beta": jnp.zeros((*np.shape(named.get("intercept", 0.0)), 0))} | dict(named)
         priors = self.resolved_priors
         own = {} if priors is None else priors.restore(theta)
-        if priors is not None and priors.groups:
-            names = [name for group in priors.groups for name in group.term.names]
+        names = [f"{name}.beta" for name in self.modelled if f"{name}.beta" in theta]
+        names += [n for group in priors.groups for n in group.term.names] if priors else []
+        if names:
             parts = [theta["beta"], *(theta.pop(name) for name in names)]
             theta["beta"] = jnp.concatenate([jnp.asarray(part) for part in parts])
         for extra in self.extras:
             coordinate, name = coordinate_of(extra)
-            if name in theta:
+            if name in self.modelled:
+                theta[extra] = theta.pop(f"{name}.intercept")
+            elif name in theta:
                 theta[extra] = coordinate.free(jnp.asarray(theta.pop(name)))
         return theta | own
 
     def labels(self, rows: Rows) -> Labels:
         """Label the entries of beta by columns of x, and group effects by levels."""
-        common = common_columns(self.group_terms, rows)
-        named: Labels = {"beta": (tuple(rows.columns[j] for j in common),)} if common else {}
+        common = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
+        named: Labels = {}
+        for name, part in self._parts(self._columns(rows)).items():
+            if name.endswith("beta"):
+                before = name.removesuffix("beta")
+                named[name] = (tuple(column.removeprefix(before) for column in common[part]),)
         for term in self.group_terms:
             levels = tuple(str(level) for level in rows.levels[term.field])
             named |= dict.fromkeys(term.names, (levels,))
@@ -355,7 +413,7 @@ class LinearPredictorModel(CoefficientPriors):
 
     def expansions(self) -> dict[str, str | None]:
         """Expand the extra parameters: logarithms, or logits, which for small chances are alike."""
-        return dict.fromkeys(self.extras)
+        return dict.fromkeys(n for n in self.extras if parameter_of(n) not in self.modelled)
 
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, scales of the wrong length, and outcomes out of support."""

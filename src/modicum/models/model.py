@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,16 @@ Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
 Batch: TypeAlias = Mapping[str, Array]  # field name -> one entry per row
 NEW = "new groups of "  # before a group's field: which rows' groups the fit did not have
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
+
+
+class EffectScale(NamedTuple):
+    """What the effects of a group term multiply, and where the product is added."""
+
+    field: str
+    columns: tuple[int | None, ...]  # of x; None for 1
+    predictor: int = 0
+
+
 DENSE_LIMIT = 2_000  # most parameters for which dense Hessians are formed
 
 
@@ -37,6 +47,7 @@ class BaseModel(ABC):
     has_flat_prior: bool = False  # whether the posterior may be improper
     has_groups: bool = False  # whether the parameters include group effects
     group_terms: tuple[GroupTerm, ...] = ()  # whose effects vary between the levels of a factor
+    extras: ClassVar[tuple[str, ...]] = ()  # parameters besides the coefficients, on coordinates
     integrated_group: str | None = None  # the factor whose effects are integrated out
     lkj_priors: tuple[tuple[int, float], ...] = ()  # size and concentration of each correlation
     dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
@@ -138,9 +149,14 @@ class BaseModel(ABC):
         return {}
 
     @property
-    def effect_scales(self) -> tuple[tuple[str, tuple[int | None, ...]], ...]:
-        """For each group term its field, and the columns of x its effects multiply (None: 1)."""
+    def effect_scales(self) -> tuple[EffectScale, ...]:
+        """For each group term what its effects multiply."""
         return ()
+
+    @property
+    def predictors_of_groups(self) -> tuple[int, ...]:
+        """The predictors that effects of groups enter."""
+        return tuple(sorted({scale.predictor for scale in self.effect_scales}))
 
     def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
         """For each group term T: the effects of a group are T v, with v standard normal."""
@@ -154,9 +170,8 @@ class BaseModel(ABC):
         of other rows is 0.
         """
         variances = []
-        for (field, columns), factor in zip(
-            self.effect_scales, self.effect_factors(theta), strict=True
-        ):
+        pairs = zip(self.effect_scales, self.effect_factors(theta), strict=True)
+        for (field, columns, _), factor in pairs:
             z = [jnp.ones(()) if j is None else jnp.asarray(batch["x"])[:, j] for j in columns]
             along = [sum(a * b for a, b in zip(z, column, strict=True)) for column in factor.T]
             total = jnp.asarray(sum(part**2 for part in along))

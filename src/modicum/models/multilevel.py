@@ -78,7 +78,8 @@ def multilevel(
     obstacle = _obstacle(family, sizes.inner, sizes.beside)
     if how == "integrate" and obstacle is not None:
         raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
-    possible = sizes.all <= DENSE_LIMIT or _is_arrow(family, terms, sizes)
+    arrow = not family.modelled and _is_arrow(family, terms, sizes)
+    possible = sizes.all <= DENSE_LIMIT or arrow
     thin = not possible or _groups_are_thin(rows, terms, sizes)
     if how == "integrate" or (how is None and thin and obstacle is None):
         _require_known_priors(family, terms, rows)
@@ -204,6 +205,8 @@ def _integrating_is_cheaper(rows: Rows, terms: Sequence[GroupTerm], sizes: _Size
 
 def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: int) -> str | None:
     """Say why effects of one factor cannot be integrated out; None if they can."""
+    if family.modelled:
+        return f"effects cannot be integrated out where {family.modelled[0]!r} has its own formula"
     if beside > MOST_BESIDE:
         return (
             f"effects can be integrated out of a model with up to {MOST_BESIDE} other parameters, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from math import ceil
 from typing import TypeAlias
 
@@ -78,10 +79,14 @@ class ModelPredictor:
 
     @in_double_precision
     def means(self, predictors: np.ndarray, sd: np.ndarray) -> np.ndarray:
-        """Expected outcomes at these predictors, averaged over a normal first one with this sd."""
+        """Expected outcomes at these predictors, averaged over those that groups enter.
+
+        These are normal with sds (draws, rows, predictors of groups).
+        """
         family = _family(self.model)
         if sd.any():
-            return np.asarray(_means_over(family, predictors, sd))
+            along = self.model.predictors_of_groups
+            return np.asarray(_means_over(family, along, predictors, sd))
         return np.asarray(_means(family, predictors))
 
     @in_double_precision
@@ -240,9 +245,12 @@ def _densities(family: LinearPredictorModel, predictors: Array, outcomes: Array)
     return jax.vmap(at_draw, (0, None))(jnp.asarray(predictors), jnp.asarray(outcomes))
 
 
-@jit(static=0)
-def _means_over(family: LinearPredictorModel, predictors: Array, sd: Array) -> jax.Array:
-    return jax.vmap(family.mean_over)(jnp.asarray(predictors), jnp.asarray(sd))
+@jit(static=(0, 1))
+def _means_over(
+    family: LinearPredictorModel, along: tuple[int, ...], predictors: Array, sd: Array
+) -> jax.Array:
+    over = jax.vmap(partial(family.mean_over, along=along))
+    return over(jnp.asarray(predictors), jnp.asarray(sd))
 
 
 def _log_density(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:

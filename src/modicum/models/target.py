@@ -301,7 +301,7 @@ class Target:
     def named_only(self, points: np.ndarray) -> dict[str, np.ndarray] | None:
         """Report flat vectors without compiling, where `report` only names entries; else None."""
         model = self.model
-        names_only = type(model).report is LinearPredictorModel.report and not model.expansions()
+        names_only = type(model).report is LinearPredictorModel.report and not model.extras
         if not names_only or model.has_groups or self.likelihood.size < self.size:
             return None
         shaped = zip(self.places.items(), self.shapes, strict=True)

@@ -32,6 +32,8 @@ class GroupTerm:
         "1" for an effect on the predictor itself, and names of columns of x for slopes.
     correlated
         Whether the effects of a level are correlated, where there are several.
+    parameter
+        The parameter of the family whose predictor they enter; empty: the mean.
 
     Examples
     --------
@@ -43,6 +45,7 @@ class GroupTerm:
     field: str
     effects: tuple[str, ...] = (INTERCEPT,)
     correlated: bool = True
+    parameter: str = ""
 
     def __post_init__(self) -> None:
         effects = self.effects
@@ -62,12 +65,22 @@ class GroupTerm:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the effects in draws."""
-        return tuple(f"{effect}|{self.field}" for effect in self.effects)
+        return tuple(f"{self.before}{effect}|{self.field}" for effect in self.effects)
+
+    @property
+    def before(self) -> str:
+        """What precedes the names of another predictor's parameters: "scale."."""
+        return f"{self.parameter}." if self.parameter else ""
+
+    @property
+    def key(self) -> str:
+        """The name under which its standard deviations have a prior."""
+        return f"{self.before}{self.field}"
 
     @property
     def sd_names(self) -> tuple[str, ...]:
         """Labels of their standard deviations in the draws of `group_sd`."""
-        return tuple(self.field if e == INTERCEPT else f"{self.field}:{e}" for e in self.effects)
+        return tuple(self.key if e == INTERCEPT else f"{self.key}:{e}" for e in self.effects)
 
     @property
     def sd_keys(self) -> tuple[str, ...]:
@@ -90,7 +103,7 @@ class GroupTerm:
         if not self.has_correlations:
             return ()
         pairs = [(a, b) for i, a in enumerate(self.effects) for b in self.effects[:i]]
-        return tuple(f"{self.field}:{b},{a}" for a, b in pairs)
+        return tuple(f"{self.key}:{b},{a}" for a, b in pairs)
 
 
 def tidy_groups(groups: object) -> tuple[GroupTerm, ...]:
@@ -125,8 +138,13 @@ def common_columns(groups: Sequence[GroupTerm], rows: Rows) -> tuple[int, ...]:
     """Positions in `rows.columns` of the common columns: all but contrasts of a group's factor."""
     if not groups or rows.coding is None:
         return tuple(range(len(rows.columns)))
-    fields = {term.field for term in groups}
-    own_terms = [t for t in rows.coding.terms if t.field in fields and t.scale is None]
+    fields = {(term.field, term.parameter) for term in groups}
+    owner = rows.coding.parameters
+    own_terms = [
+        t
+        for t in rows.coding.terms
+        if t.scale is None and t.width and (t.field, owner[t.first]) in fields
+    ]
     inside = {j for t in own_terms for j in range(t.first, t.first + t.width)}
     return tuple(j for j in range(len(rows.columns)) if j not in inside)
 
@@ -147,13 +165,18 @@ def group_coding(groups: Sequence[GroupTerm], rows: Rows) -> Coding | None:
         for t in coding.terms
         if t.first in place
     ]
+    predictors = []
+    for parameter, *ends in coding.predictors:
+        kept = [place[j] for j in range(*ends) if j in place]
+        predictors += [(parameter, kept[0], kept[-1] + 1)] * bool(kept)
     first = len(common)
     for group in groups:
-        levels = len(rows.levels[group.field])
+        start, levels = first, len(rows.levels[group.field])
         for effect in group.effects:
             terms.append(CodedTerm(group.field, first, levels, False, _scale_of(effect, rows)))
             first += levels
-    return Coding(dense, tuple(terms), coding.further)
+        predictors += [(group.parameter, start, first)] * bool(group.parameter)
+    return Coding(dense, tuple(terms), coding.further, tuple(predictors))
 
 
 def effect_columns(term: GroupTerm, rows: Rows, x: np.ndarray) -> np.ndarray:

@@ -158,6 +158,8 @@ def assemble(
     `f1` (rows, predictors) and `f2` (rows, predictors, predictors) have `count` linear predictors
     first, followed by the model's other parameters, which may be left out.
     """
+    if model.modelled:
+        return _by_predictor(model, matrix, f1, f2)
     matrix = matrix.with_ones(model.intercept)
     along = matrix.rmatvec(f1[:, :count]).T.ravel()
     gradient = jnp.concatenate([along, f1[:, count:].sum(0)])
@@ -169,6 +171,19 @@ def assemble(
     tail = np.arange(along.size, gradient.size)
     order = np.concatenate([grid[:, :-1].ravel(), grid[:, -1], tail])
     return gradient[order], hessian[order][:, order]
+
+
+def _by_predictor(
+    model: LinearPredictorModel, matrix: ModelMatrix, f1: jax.Array, f2: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Sum gradients and Hessians where each column enters one of several predictors (SPEC 21.1)."""
+    matrix, count = matrix.with_ones(), f1.shape[1]
+    # As if all columns entered all predictors; of these, each column has one.
+    grid = np.arange(count * matrix.columns).reshape(count, -1)
+    intercepts = grid[:, -1] if model.intercept else grid[1:, -1]
+    order = np.concatenate([grid[:, :-1].T[model.entering.T], intercepts])
+    gradient = matrix.rmatvec(f1).T.ravel()
+    return gradient[order], _blocks(matrix, f2, count)[order][:, order]
 
 
 def _blocks(matrix: ModelMatrix, h: jax.Array, count: int) -> jax.Array:

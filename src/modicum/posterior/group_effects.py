@@ -397,6 +397,11 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     if not model.group_terms:
         raise SettingError("an intraclass correlation needs groups, and this model has none.")
     assert isinstance(family, LinearPredictorModel)
+    if family.modelled:
+        raise SettingError(
+            f"an intraclass correlation needs one variance of the noise, and "
+            f"{family.modelled[0]!r} differs between rows; compare group_sd instead."
+        )
     between = _group_variances(post, model.group_terms, rows_of_fit)
     within = np.asarray(family.noise_variance(post.draws, lambda: _mean_outcome(rows_of_fit)))
     total = sum(between.values()) + within

@@ -176,7 +176,9 @@ def predict(
         subset, weights = thinned(post, affordable(post, rows_behind(post, new), draws))
         drawn = OutcomeDraws(subset, predictor, known_effects(post, subset, new))
         one = newgroups == "one" or (newgroups is None and groups is not None)
-        evaluate = partial(drawn.expected, scores=normal_scores(weights.size) if one else None)
+        along = predictor.model.predictors_of_groups
+        scores = normal_scores(weights.size, len(along)) if one else None
+        evaluate = partial(drawn.expected, scores=scores)
     else:
         subset, weights = thinned(post, affordable(post, len(new), draws))
 
@@ -260,6 +262,7 @@ class RowEffects(NamedTuple):
     term: int  # index among the model's group terms
     field: str
     columns: tuple[int | None, ...]  # of x, that the effects multiply; None for 1
+    predictor: int  # that they are added to
     values: np.ndarray  # of the group field, sorted
     draws: np.ndarray  # (draws, groups, effects)
 
@@ -289,17 +292,24 @@ class OutcomeDraws(NamedTuple):
         return len(next(iter(self.draws.values())))
 
     def predictors(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return predictors (draws, rows, q + extras), and the sd of effects they lack.
+        """Return predictors (draws, rows, q + extras), and the sds of effects they lack.
 
-        These are the effects of new groups, unless they have been drawn.
+        These are the effects of new groups, unless they have been drawn; they have an sd for each
+        predictor that effects enter, (draws, rows, such predictors).
         """
         eta, variances = self.predictor.predictors(self.draws, batch)
         eta = np.array(eta)  # a copy, since JAX arrays are read-only
         for effects in self.effects:
             shift, has_effect = effects.of_rows(batch)
-            eta[..., 0] += shift
+            eta[..., effects.predictor] += shift
             variances[effects.term][:, has_effect] = 0.0
-        return eta, np.sqrt(variances.sum(axis=0))
+        model = self.predictor.model
+        of_term = np.array([scale.predictor for scale in model.effect_scales])
+        along = model.predictors_of_groups
+        lacking = np.zeros((*eta.shape[:2], len(along)))
+        for at, k in enumerate(along):
+            lacking[..., at] = variances[of_term == k].sum(axis=0)
+        return eta, np.sqrt(lacking)
 
     def expected(
         self, batch: Batch, scores: np.ndarray | None = None
@@ -316,7 +326,7 @@ class OutcomeDraws(NamedTuple):
         average = self.predictor.means(eta, sd)
         if scores is None or not sd.any():
             return average, average
-        eta[..., 0] += sd * scores[:, None]
+        eta[..., list(self.predictor.model.predictors_of_groups)] += sd * scores[:, None]
         return average, self.predictor.means(eta, np.zeros_like(sd))
 
     def outcome(self, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
@@ -332,12 +342,16 @@ class OutcomeDraws(NamedTuple):
         return self.predictor.means(eta, sd), self.predictor.densities(eta, batch)
 
 
-def normal_scores(number: int) -> np.ndarray:
-    """Return standard normal quantiles in random order, with less noise than random draws."""
+def normal_scores(number: int, predictors: int) -> np.ndarray:
+    """Return standard normal quantiles in random order, with less noise than random draws.
+
+    The shape is (number, predictors).
+    """
     from scipy.special import ndtri  # slow to import
 
-    order = generator(0, Stream.NEW_GROUPS).permutation(number)
-    return np.asarray(ndtri((order + 0.5) / number))
+    rng = generator(0, Stream.NEW_GROUPS)
+    orders = np.stack([rng.permutation(number) for _ in range(predictors)], axis=1)
+    return np.asarray(ndtri((orders + 0.5) / number))
 
 
 def with_groups(new: AlignedRows, model: BaseModel, groups: Groups | None) -> AlignedRows:
@@ -411,16 +425,16 @@ def new_effects(
 ) -> tuple[RowEffects, ...]:
     """Draw the effects of the new groups that rows name, each shared by the rows of its group."""
     terms = predictor.model.effect_scales
-    found = {name: rows.groups_of(name, new=True) for name, _ in terms}
+    found = {name: rows.groups_of(name, new=True) for name, *_ in terms}
     if not any(map(len, found.values())):
         return ()
     effects, rng = [], generator(seed, Stream.NEW_GROUPS)
     for k, factor in enumerate(predictor.effect_factors(draws)):
-        name, columns = terms[k]
+        name, columns, _ = terms[k]
         if len(found[name]):
             v = rng.standard_normal((len(factor), len(found[name]), len(columns)))
             drawn = np.einsum("sab,sgb->sga", factor, v)
-            effects.append(RowEffects(k, name, columns, found[name], drawn))
+            effects.append(RowEffects(k, *terms[k], found[name], drawn))
     return tuple(effects)
 
 
@@ -547,7 +561,8 @@ def outcomes(
     def draw(batch: Batch) -> np.ndarray:
         eta, sd = source.predictors(batch)
         if sd.any():  # of groups that the rows do not name: every row is in another one
-            eta[..., 0] += sd * rng.standard_normal(sd.shape)
+            along = list(source.predictor.model.predictors_of_groups)
+            eta[..., along] += sd * rng.standard_normal(sd.shape)
         return family.draw_outcomes(rng, eta, batch)
 
     return in_pieces(rows, source.number * (1 + len(family.extras)), draw)

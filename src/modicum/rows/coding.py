@@ -146,6 +146,9 @@ class Coding:
     further
         Columns of x that only effects of groups multiply, with their index in x: slopes of a
         factor's levels, or of a number, that vary by group.
+    predictors
+        Columns that enter the predictor of another parameter than the mean: its name, the first
+        column, and the one after the last.
 
     Examples
     --------
@@ -161,6 +164,7 @@ class Coding:
     dense: tuple[int, ...] = ()
     terms: tuple[CodedTerm, ...] = ()
     further: tuple[tuple[str, int], ...] = ()
+    predictors: tuple[tuple[str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.dense)) < len(self.dense):
@@ -171,6 +175,19 @@ class Coding:
         """Number of columns of the model matrix."""
         ends = [place + 1 for place in self.dense] + [t.first + t.width for t in self.terms]
         return max(ends, default=0)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the columns are more than those of x in one predictor."""
+        return bool(self.terms or self.further or self.predictors)
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameter whose predictor each column enters; empty: the mean."""
+        names = [""] * self.size
+        for parameter, first, stop in self.predictors:
+            names[first:stop] = [parameter] * (stop - first)
+        return tuple(names)
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
@@ -221,6 +238,8 @@ class Coding:
             if list(places[term.columns]) != list(range(first, first + term.width)):
                 raise ValueError(f"the columns of {term.field!r} would not stay together")
             terms.append(replace(term, first=first))
+        if self.predictors:
+            raise ValueError("the columns of several predictors would not stay together")
         return Coding(tuple(places[place] for place in self.dense), tuple(terms), self.further)
 
     def fault(self, batch: Mapping[str, np.ndarray]) -> tuple[str, int] | None:

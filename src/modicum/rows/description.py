@@ -335,7 +335,7 @@ def describe(encoding: FormulaEncoding, n: int, dtype: DType) -> Description:
         columns=layout.columns,
         outcome=None if encoding.outcome is None else encoding.outcome.expression,
         levels=levels | groupings,
-        coding=layout.coding if layout.codes or layout.coding.further else None,
+        coding=layout.coding if layout.coding.is_needed else None,
         terms={
             name: tuple(layout.columns[place] for place in places)
             for name, places in layout.terms.items()

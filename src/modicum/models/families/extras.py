@@ -40,6 +40,8 @@ class ExtraParameter(LinearPredictorModel):
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """Evaluate all rows at once, so terms in the extra parameters alone are computed once."""
+        if self.modelled:
+            return super().log_likelihood(theta, batch)
         eta: Any = (self.linear(theta, batch), *(theta[name] for name in self.extras))
         return self.log_density(eta, self.outcome(batch))
 
@@ -85,7 +87,7 @@ class LogLink(LinearPredictorModel):
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns along which all counts are 0, or all times censored."""
-        if self.counted is None:
+        if self.counted is None or self.modelled:  # columns of which may explain the zeros
             return None, 0
         return find_silent_counts(rows, self.intercept, self.counted)
 

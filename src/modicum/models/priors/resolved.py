@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -38,6 +39,7 @@ from modicum.rows import Rows
 from modicum.rows.json_entries import Json
 from modicum.runtime import Pytree
 
+SUMMARY_NAME = re.compile(r"(\w+\.)?beta\[(.*)\]", re.DOTALL)
 PriorTable: TypeAlias = tuple[tuple[str, Prior], ...]  # hashable: a key and its prior
 
 
@@ -88,8 +90,11 @@ def column_in_summary(key: str) -> str | None:
     --------
     >>> column_in_summary("beta[ward[north]]")
     'ward[north]'
+    >>> column_in_summary("scale.beta[age]")
+    'scale.age'
     """
-    return key[5:-1] if key.startswith("beta[") and key.endswith("]") else None
+    found = SUMMARY_NAME.fullmatch(key)
+    return None if found is None else f"{found[1] or ''}{found[2]}"
 
 
 def columns_of(key: str, rows: Rows) -> list[int]:
@@ -130,6 +135,11 @@ HORSESHOE = "log_horseshoe"
 def is_logged(name: str) -> bool:
     """Whether the parameter of this name is the logarithm of a positive number."""
     return name.startswith("log_")
+
+
+def is_of_exponential(name: str, prior: Prior) -> bool:
+    """Whether the prior is that of a positive number, of which the parameter is the logarithm."""
+    return is_logged(name) and prior.support == "positive"
 
 
 @dataclass(frozen=True)
@@ -200,6 +210,9 @@ class ModelPriors:
         Priors of the other parameters, by name; for a parameter log_s, the prior of s.
     groups
         Priors of effects, which follow the common coefficients in beta, in this order.
+    centres
+        For extra parameters that are intercepts of predictors, the point in x where the prior
+        holds, if it is not 0.
     """
 
     coefficients: tuple[Prior, ...]
@@ -207,6 +220,7 @@ class ModelPriors:
     centre: tuple[float, ...] = ()
     extras: tuple[tuple[str, Prior], ...] = ()
     groups: tuple[GroupPrior, ...] = ()
+    centres: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Json]) -> ModelPriors:
@@ -218,6 +232,7 @@ class ModelPriors:
             tuple(float(c) for c in saved["centre"]),
             tuple((str(name), prior_from_dict(prior)) for name, prior in saved["extras"]),
             tuple(GroupPrior.from_dict(prior) for prior in saved["groups"]),
+            tuple((str(n), tuple(map(float, at))) for n, at in saved.get("centres", ())),
         )
 
     # Log-densities ---------------------------------------------------------------------------
@@ -255,16 +270,20 @@ class ModelPriors:
             if isinstance(prior, LogNormal):  # normal in the logarithm, which is sampled
                 total += Normal(*prior.numbers).log_density(theta[name])
             elif prior.quadratic:
-                total += prior.log_density(theta[name])
+                total += prior.log_density(self._centred(theta, name, dict(self.centres).get(name)))
         return total
 
     def centred_intercept(self, theta: Theta) -> jax.Array:
         """The linear predictor at the centre, to which the intercept's prior applies."""
-        intercept = jnp.asarray(theta["intercept"])
-        if not self.centre:
+        return self._centred(theta, "intercept", self.centre)
+
+    def _centred(self, theta: Theta, name: str, centre: Sequence[float] | None) -> jax.Array:
+        """The predictor whose intercept has this name, at a point in x; at 0 if there is none."""
+        intercept = jnp.asarray(theta[name])
+        if not centre:
             return intercept
         common = jnp.asarray(theta["beta"])[..., : len(self.coefficients)]
-        return intercept + common @ jnp.asarray(self.centre)
+        return intercept + common @ jnp.asarray(centre)
 
     def exact(
         self, shapes: Mapping[str, tuple[int, ...]]
@@ -288,7 +307,8 @@ class ModelPriors:
             terms.append(_independent(type(self.intercept), places["intercept"], of_all))
         for name, prior in self.extras:
             if not prior.quadratic:
-                terms.append(_independent(type(prior), places[name], [prior], is_logged(name)))
+                logged = is_of_exponential(name, prior)
+                terms.append(_independent(type(prior), places[name], [prior], logged))
         if not terms:
             return None
         return ExactPrior(tuple(term for term, _ in terms)), tuple(numbers for _, numbers in terms)
@@ -339,8 +359,9 @@ class ModelPriors:
             theta["intercept"] = at_centre - (beta @ np.array(self.centre) if self.centre else 0.0)
         for name, prior in self.extras:
             value = prior.draw(rng, (number,))
-            positive = is_logged(name) and prior.support == "positive"
-            theta[name] = np.log(value) if positive else value
+            theta[name] = np.log(value) if is_of_exponential(name, prior) else value
+            if name in dict(self.centres):
+                theta[name] = theta[name] - beta @ np.array(dict(self.centres)[name])
         drawn = [group.draw(number, rng) for group in self.groups]
         theta["beta"] = np.concatenate([beta, *(effects for *_, effects in drawn)], axis=-1)
         if drawn:
@@ -432,6 +453,8 @@ class ModelPriors:
             away["intercept"] = (centred - self.intercept.centre) / self.intercept.width
         for name, prior in self.extras:
             value = np.asarray(theta[name])
+            if name in dict(self.centres):
+                value = value + beta @ np.asarray(dict(self.centres)[name])
             mean, sd = prior.numbers if prior.quadratic and prior.numbers else (0.0, np.inf)
             away[name] = (value - mean) / sd
         if OWN in theta:
@@ -467,21 +490,23 @@ class ModelPriors:
         priors = (*self.coefficients, self.intercept, *(prior for _, prior in self.extras))
         return any(isinstance(prior, Flat) for prior in priors)
 
-    def describe(self, columns: tuple[str, ...]) -> dict[str, str]:
-        """Describe each prior; one entry for all coefficients where they share it."""
+    def describe(self, coefficients: Sequence[str], keys: Mapping[str, str]) -> dict[str, str]:
+        """Describe each prior; one entry for all coefficients where they share it.
+
+        `coefficients` are their names in the summary, `keys` those of the extra parameters' priors.
+        """
         texts = [str(prior) for prior in self.coefficients]
+        described = dict(zip(coefficients, texts, strict=True))
         if len(set(texts)) == 1:
-            described = {"beta": texts[0]}
-        else:
-            described = {f"beta[{name}]": text for name, text in zip(columns, texts, strict=True)}
+            described = {name.split("[")[0]: text for name, text in described.items()}
+        at_mean = ", of the predictor at the mean of the columns"
         if self.intercept is not None:
-            where = ", of the predictor at the mean of the columns" if self.centre else ""
-            described["intercept"] = f"{self.intercept}{where}"
+            described["intercept"] = f"{self.intercept}{at_mean if self.centre else ''}"
         for name, prior in self.extras:
             if isinstance(prior, LogNormal):
                 described[name] = str(Normal(*prior.numbers))
             else:
-                described[name.removeprefix("log_") if is_logged(name) else name] = str(prior)
+                described[keys[name]] = f"{prior}{at_mean if name in dict(self.centres) else ''}"
         for group in self.groups:
             pairs = zip(group.term.sd_names, group.sds, strict=True)
             described |= {f"group_sd[{name}]": str(prior) for name, prior in pairs}

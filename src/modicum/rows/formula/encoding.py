@@ -52,10 +52,11 @@ class EncodedOutcome:
 
 @dataclass(frozen=True)
 class Term:
-    """A term of the formula: its name and its blocks of columns."""
+    """A term of the formula: its name, its blocks of columns, and the parameter it explains."""
 
     name: str
     parts: tuple[Part, ...]
+    parameter: str = ""  # the mean
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class FormulaEncoding:
     fields
         Further fields of a row and their expressions: "offset" (several are summed), "weight", and
         those after | in the outcome.
+    others
+        Parameters besides the mean with formulas of their own, and whether each has an intercept.
     groups
         Group terms.
     groupings
@@ -91,6 +94,7 @@ class FormulaEncoding:
     intercept: bool
     outcome: EncodedOutcome | None
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    others: tuple[tuple[str, bool], ...] = ()
     groups: tuple[ParsedGroup, ...] = ()
     groupings: tuple[Grouping, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
@@ -107,7 +111,8 @@ class FormulaEncoding:
             spans = [factor.spans for factor in self.factors]
             parts = reduced_parts(terms, spans, group.intercept)
             slopes.append([part for of_term in parts for part in of_term])
-        return lay_out(self.factors, [(term.name, term.parts) for term in self.terms], slopes)
+        laid_out = [(term.name, term.parts, term.parameter) for term in self.terms]
+        return lay_out(self.factors, laid_out, slopes)
 
     @property
     def largest_group(self) -> str | None:

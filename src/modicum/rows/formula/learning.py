@@ -21,7 +21,7 @@ from modicum.rows.formula.evaluation import (
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
-from modicum.rows.formula.parsing import Formula
+from modicum.rows.formula.parsing import Formula, ParsedPredictor
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.formula.transforms import State, learned_state
 from modicum.rows.levels import MOST_LEVELS, kind_of, ordered, reference_first, refuse_stray_text
@@ -84,6 +84,7 @@ def learn(
         intercept=formula.intercept,
         outcome=None if formula.outcome is None else reading.outcome(formula.outcome),
         fields=fields,
+        others=tuple((other.parameter, other.intercept) for other in formula.others),
         groups=formula.groups,
         groupings=reading.groupings.groupings(),
         states=reading.states,
@@ -96,12 +97,15 @@ def learn(
 def _encoded_terms(formula: Formula, factors: Sequence[Factor]) -> tuple[Term, ...]:
     """Return the terms, whose columns do not repeat those of earlier terms."""
     number = {factor.expression: i for i, factor in enumerate(factors)}
-    terms = [tuple(number[factor.text] for factor in term) for term in formula.terms]
-    scoped = reduced_parts(terms, [factor.spans for factor in factors], formula.intercept)
-    return tuple(
-        Term(":".join(factors[i].label for i in term), parts)
-        for term, parts in zip(terms, scoped, strict=True)
-    )
+    spans = [factor.spans for factor in factors]
+    encoded = []
+    for predictor in (ParsedPredictor("", formula.terms, formula.intercept), *formula.others):
+        terms = [tuple(number[factor.text] for factor in term) for term in predictor.terms]
+        scoped = reduced_parts(terms, spans, predictor.intercept)
+        names = [":".join(factors[i].label for i in term) for term in terms]
+        pairs = zip(names, scoped, strict=True)
+        encoded += [Term(name, parts, predictor.parameter) for name, parts in pairs]
+    return tuple(encoded)
 
 
 def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import keyword
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modicum.errors import SettingError
 from modicum.rows.formula.expressions import Expression
@@ -52,6 +52,8 @@ class ParsedGroup:
         The terms whose coefficients vary, each as the texts of its factors.
     correlated
         Whether the effects of a group are correlated (``|``) or not (``||``).
+    parameter
+        The parameter whose predictor they enter; empty: the mean's.
 
     Examples
     --------
@@ -63,11 +65,21 @@ class ParsedGroup:
     intercept: bool = True
     slopes: tuple[tuple[str, ...], ...] = ()
     correlated: bool = True
+    parameter: str = ""
 
     def __str__(self) -> str:
         bar = "|" if self.correlated else "||"
         effects = [str(int(self.intercept)), *(":".join(slope) for slope in self.slopes)]
         return f"({' + '.join(effects)} {bar} {':'.join(self.group)})"
+
+
+@dataclass(frozen=True)
+class ParsedPredictor:
+    """The common terms of another parameter than the mean: ``scale ~ dose``."""
+
+    parameter: str
+    terms: tuple[tuple[Expression, ...], ...]
+    intercept: bool
 
 
 @dataclass(frozen=True)
@@ -87,9 +99,11 @@ class Formula:
     offsets
         Expressions added to the linear predictor.
     groups
-        Group terms.
+        Group terms, of all predictors.
     fields
         Further fields of a row: ``time | cens(event)`` has the field "cens".
+    others
+        The predictors of other parameters than the mean.
     """
 
     text: str
@@ -99,6 +113,7 @@ class Formula:
     offsets: tuple[Expression, ...] = ()
     groups: tuple[ParsedGroup, ...] = ()
     fields: tuple[tuple[str, Expression], ...] = ()
+    others: tuple[ParsedPredictor, ...] = ()
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -111,7 +126,8 @@ class Formula:
         """The factors of all terms, then those that only vary by group."""
         slopes = [slope for group in self.groups for slope in group.slopes]
         varying = [Expression(text) for slope in slopes for text in slope]
-        return tuple(dict.fromkeys([*(f for term in self.terms for f in term), *varying]))
+        terms = [*self.terms, *(term for other in self.others for term in other.terms)]
+        return tuple(dict.fromkeys([*(f for term in terms for f in term), *varying]))
 
 
 def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -> Formula:
@@ -120,7 +136,8 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
     Parameters
     ----------
     text
-        Such as ``"late ~ carrier + bs(hour, df=6) + dist:origin + offset(log_n)"``.
+        Such as ``"late ~ carrier + bs(hour, df=6) + dist:origin + offset(log_n)"``; formulas of
+        other parameters follow after semicolons: ``"delay ~ hour; scale ~ carrier"``.
     columns
         Columns of the table. ``.`` on the right-hand side stands for those without another role:
         all but the columns of the outcome, its further fields, offsets and groups, and `taken`.
@@ -134,6 +151,8 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
     ('np.log(y)', False, ['base'])
     >>> [":".join(factor.text for factor in term) for term in formula.terms]
     ['dose', 'ward', 'dose:ward']
+    >>> [other.parameter for other in parse("y ~ dose; scale ~ ward").others]
+    ['scale']
     """
     if not isinstance(text, str):
         raise SettingError(
@@ -141,22 +160,49 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
         )
     text = _in_backticks(text, columns)
     _refuse_bare_names(text, columns)
-    left, right = _sides(text)
-    outcome, fields = _outcome_side(left)
-    common, offsets, groups = _terms_side(right)
+    first, *rest = [_sides(part) for _, part in _split(text, ";")]
+    outcome, fields = _outcome_side(first[0])
+    common, offsets, groups = _terms_side(first[1])
+    sides = [(_parameter(left, text), *_terms_side(right)) for left, right in rest]
+    for parameter, _, added, its_groups in sides:
+        if added:
+            raise SettingError(
+                f"the formula of {parameter!r} has an offset, and only that of the outcome can: "
+                "leave it out."
+            )
+        groups += [replace(group, parameter=parameter) for group in its_groups]
     if outcome is not None:
         _refuse_groups_of_outcome(outcome, groups)
     parts = [*([outcome] if outcome else []), *(e for _, e in fields), *offsets]
     roles = {name for part in parts for name in part.names} | set(taken)
     roles.update(name for group in groups for name in group.group)
-    terms, intercept = _terms(common, [name for name in columns if name not in roles])
-    factors = {factor.tidy for term in terms for factor in term}
+    dot = [name for name in columns if name not in roles]
+    terms, intercept = _terms(common, dot)
+    others = tuple(ParsedPredictor(name, *_terms(common, dot)) for name, common, *_ in sides)
+    formula = Formula(
+        text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields, others
+    )
+    named = [other.parameter for other in others]
+    if len(set(named)) < len(named):
+        raise SettingError(f"the formula {text!r} has a parameter twice: keep one of its formulas.")
+    common_terms = [*terms, *(term for other in others for term in other.terms)]
+    factors = {factor.tidy for term in common_terms for factor in term}
     if outcome is not None and outcome.tidy in factors:
         raise SettingError(
             f"the outcome {outcome.text!r} is also a term of {text!r}, which leaves nothing to "
             "explain: remove it after ~."
         )
-    return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
+    return formula
+
+
+def _parameter(left: str, text: str) -> str:
+    """Return the parameter whose formula has this left-hand side."""
+    if not left.strip().isidentifier():
+        raise SettingError(
+            f"the formula {text!r} has {left.strip()!r} before a further ~, where a parameter of "
+            "the family is expected, as in 'y ~ a; scale ~ b'."
+        )
+    return left.strip()
 
 
 def _in_backticks(text: str, columns: Sequence[str]) -> str:

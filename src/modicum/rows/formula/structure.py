@@ -208,7 +208,7 @@ def _merge(old: Part, part: Part) -> tuple[Part, Part] | None:
 
 def lay_out(
     factors: Sequence[Factor],
-    terms: Sequence[tuple[str, tuple[Part, ...]]],
+    terms: Sequence[tuple[str, tuple[Part, ...], str]],
     slopes: Sequence[Sequence[Part]] = (),
 ) -> MatrixLayout:
     """Lay out the columns: those of a term are adjacent, in the order of the terms.
@@ -218,37 +218,45 @@ def lay_out(
     factors
         All factors of the formula.
     terms
-        Name and scoped parts of each term.
+        Name and scoped parts of each term, and the parameter it explains (empty: the mean); those
+        of a parameter are adjacent, and its name precedes those of their columns.
     slopes
         Scoped parts of the terms of each group whose coefficients vary.
     """
     names: list[str] = []
     places: dict[str, tuple[int, ...]] = {}
-    dense: dict[Numbers, int] = {}
+    dense: list[tuple[Numbers, int]] = []
     coded: list[tuple[_Block, int]] = []
-    for term, parts in terms:
-        start = len(names)
+    predictors: dict[str, tuple[str, int, int]] = {}
+    for term, parts, parameter in terms:
+        start, before = len(names), f"{parameter}." if parameter else ""
         for part in parts:
             for block in _blocks(factors, part):
                 if block.codes is None:
                     assert block.numbers is not None
-                    dense[block.numbers] = len(names)
+                    dense.append((block.numbers, len(names)))
                 else:
                     coded.append((block, len(names)))
-                names += block.names
-        places[term] = tuple(range(start, len(names)))
+                names += [before + name for name in block.names]
+        places[before + term] = tuple(range(start, len(names)))
+        if parameter:
+            first = predictors.get(parameter, (parameter, start, start))[1]
+            predictors[parameter] = parameter, first, len(names)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(
             f"two columns of x would be named {twice[0]!r}: rename a column of the table."
         )
-    scales = [n for b, _ in coded for n in b.scales if n is not None and n not in dense]
+    columns_of_x = [n for n, _ in dense]  # a number that enters two predictors is held twice
+    held = set(columns_of_x)
+    scales = [n for b, _ in coded for n in b.scales if n is not None and n not in held]
     varying = [dict(c for part in parts for c in _as_numbers(factors, part)) for parts in slopes]
-    alone = {n: name for columns in varying for name, n in columns.items() if n not in dense}
-    numbers = [*dict.fromkeys([*dense, *scales, *alone])]
+    alone = {n: name for columns in varying for name, n in columns.items() if n not in held}
+    numbers = [*columns_of_x, *dict.fromkeys([*scales, *alone])]
     coded_terms = [term for block, at in coded for term in _coded_terms(block, at, numbers)]
     further = tuple((name, numbers.index(n)) for n, name in alone.items())
-    coding = Coding(tuple(dense.values()), tuple(coded_terms), further)
+    at = tuple(place for _, place in dense)
+    coding = Coding(at, tuple(coded_terms), further, tuple(predictors.values()))
     codes = tuple(dict.fromkeys(b.codes for b, _ in coded if b.codes is not None))
     named = tuple(tuple(columns) for columns in varying)
     return MatrixLayout(coding, tuple(names), places, tuple(numbers), codes, named)
