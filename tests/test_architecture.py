@@ -28,8 +28,8 @@ from helpers.architecture import (
 
 ORDER = (  # from the top down; packages on one line may use each other
     ("__main__", "datasets", "cli"),
-    ("sklearn", "fit"),
-    ("engines", "sample", "log_posterior", "plots", "priors"),
+    ("sklearn", "fit", "priors"),
+    ("engines", "sample", "log_posterior", "plots"),
     ("results", "digest"),
     ("methods",),
     ("posterior",),
@@ -46,10 +46,10 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "models": 6_850,
     "rows": 6_460,
     "methods": 6_260,
-    "posterior": 5_370,
+    "posterior": 5_440,
     "kernels": 4_300,
     "passes": 3_060,
-    "": 3_030,
+    "": 3_040,
     "run": 1_400,
     "cli": 1_080,
     "digest": 900,
@@ -62,7 +62,7 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 }
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
-    "LinearPredictorModel": 44,
+    "LinearPredictorModel": 43,
     "IntegratedEffects": 22,
     "Rows": 22,
     "GroupedRows": 1,
@@ -252,8 +252,8 @@ def test_only_packages_and_public_modules_list_their_names():
 def test_packages_keep_to_their_budgets(library):
     lines = sizes(library)
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
-    assert sum(BUDGET.values()) <= 39_990
-    assert len(library) <= 204
+    assert sum(BUDGET.values()) <= 40_055
+    assert len(library) <= 205
 
 
 def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings():

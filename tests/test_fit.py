@@ -254,3 +254,22 @@ def test_classes_go_by_their_levels(frame):
     rows = read_formula("carrier ~ dist", frame, progressbar=False).rows
     labels = mo.models.Ordinal().labels(rows)
     assert labels["cutpoint"] == (("AA|DL", "DL|UA"),)
+
+
+@pytest.mark.parametrize("groups", ["explicit", "integrate"])
+def test_default_priors_of_a_formula_are_those_that_a_fit_uses(groups):
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({"age": rng.normal(50, 9, 120), "ward": np.arange(120) % 12})
+    table["well"] = rng.integers(0, 2, 120)
+    formula, given = "well ~ age + (1 | ward)", {"intercept": mo.priors.Normal(0, 3)}
+    asked = {"priors": given, "groups": groups}
+    shown = mo.priors.default(formula, table, **asked)
+    with unwarned():
+        post = mo.fit(formula, table, draws=10, random_seed=1, progressbar=False, **asked)
+    assert shown == post.tuning["priors"]
+    assert shown["intercept"].startswith("normal(0, 3)")
+    # negative control: without the given prior, or for other columns, they differ
+    assert mo.priors.default(formula, table, groups=groups)["intercept"] != shown["intercept"]
+    wider = mo.priors.default(formula, table.assign(age=2 * table["age"]), **asked)
+    assert wider["beta"] != shown["beta"]
+    refused(mo.SettingError, "needs a table", mo.priors.default, formula)

@@ -12,9 +12,15 @@ Laplace(mean=0.0, scale=0.5)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from modicum.arguments import names_checked
 from modicum.errors import SettingError
+from modicum.fit import Table, model_for
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.families import family_named
+from modicum.models.multilevel import HoldEffects
 from modicum.models.priors import (
     LKJ,
     Exponential,
@@ -31,6 +37,7 @@ from modicum.models.priors import (
 )
 from modicum.models.target import check_model_and_rows
 from modicum.rows import Rows
+from modicum.rows.reading import Missing, read_formula
 
 __all__ = [
     "LKJ",
@@ -49,16 +56,27 @@ __all__ = [
 ]
 
 
-def default(rows: Rows, family: str | LinearPredictorModel = "logistic") -> dict[str, str]:
-    """Return the priors that a fit to `rows` would use, by one pass over them.
+@names_checked
+def default(
+    formula: str | Rows,
+    data: Table | LinearPredictorModel | None = None,
+    family: str | type[LinearPredictorModel] | LinearPredictorModel = "logistic",
+    *,
+    priors: Mapping[str, Prior] | None = None,
+    weights: str | None = None,
+    offset: str | None = None,
+    groups: HoldEffects | None = None,
+    missing: Missing = "refuse",
+) -> dict[str, str]:
+    """Return the priors that a fit would use, by reading the table as the fit would.
 
     Parameters
     ----------
-    rows
-        The data.
-    family
-        A name ("logistic", "poisson" ...), or a family with settings; defaults then fill in the
-        priors that it does not set.
+    formula, data
+        As in `mo.fit`; or `mo.Rows` alone, and the family after them: ``default(rows, "poisson")``.
+    family, priors, weights, offset, groups, missing
+        As in `mo.fit`: a name ("logistic", "poisson" ...) or a family with settings, and `priors`,
+        which replace defaults.
 
     Returns
     -------
@@ -67,14 +85,27 @@ def default(rows: Rows, family: str | LinearPredictorModel = "logistic") -> dict
 
     Examples
     --------
-    >>> import numpy as np, modicum as mo
-    >>> rows = mo.Rows(x=np.array([[30], [40], [50]]), y=np.array([0, 1, 1]), columns=["age"])
-    >>> mo.priors.default(rows, family="logistic")["beta"]
-    'normal(0, 0.3062)'
+    >>> import numpy as np, pandas as pd, modicum as mo
+    >>> table = pd.DataFrame({"age": [30, 40, 50], "ward": ["a", "b", "a"], "well": [0, 1, 1]})
+    >>> for name, prior in mo.priors.default("well ~ age + (1 | ward)", table).items():
+    ...     print(name, "~", prior)
+    beta ~ normal(0, 0.3062)
+    intercept ~ normal(0, 10), of the predictor at the mean of the columns
+    group_sd[ward] ~ half-normal(2.5)
     """
-    model = family_named(family)() if isinstance(family, str) else family
-    if not isinstance(model, LinearPredictorModel):
-        raise SettingError(f"family must be a name or a family, not {type(model).__name__}.")
-    check_model_and_rows(model, rows)
-    target, _ = Target.of(model, rows)
-    return target.model.describe_priors(rows)
+    if isinstance(formula, str):
+        if data is None:
+            raise SettingError("a formula needs a table: priors.default(formula, table, family).")
+        rows = read_formula(
+            formula, data, offset=offset, weight=weights, missing=missing, progressbar=False
+        ).rows
+        model = model_for(rows, family, priors, groups).model
+    else:
+        chosen: Any = family if data is None else data  # `default(rows, family)`
+        model, rows = family_named(chosen)() if isinstance(chosen, str) else chosen, formula
+        if not isinstance(model, LinearPredictorModel):
+            raise SettingError(f"family must be a name or a family, not {type(model).__name__}.")
+        check_model_and_rows(model, rows)
+    units = model.units(rows)
+    target, _ = Target.of(model, units)
+    return target.model.describe_priors(units)

@@ -354,7 +354,7 @@ def _predictive_moments(post: Posterior, rows: Features) -> tuple[np.ndarray, np
     draws, weights = thinned(post, affordable(post, len(ready), None))
     expected, variances = [], []
     for batch, outcome in in_pieces(ready, weights.size, lambda b: predictor(draws, b)):
-        mean, noise = predictor.moments(draws, batch)
+        mean, noise = predictor.moments(predictor.predictors(draws, batch)[0])
         centre = weighted_mean(mean[None], weights)
         between = weighted_mean(((mean - centre) ** 2)[None], weights)
         expected.append(weighted_mean(outcome[None], weights))

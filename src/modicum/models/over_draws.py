@@ -57,12 +57,6 @@ class ModelPredictor:
             return None, density
         return expected, density
 
-    def moments(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Means and variances of outcomes, each one value per draw and row."""
-        fields = self._without_outcome(batch)
-        mean, variance = self._evaluate(_moments, draws, fields)
-        return mean, variance
-
     def predictors(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Predictors (draws, rows, q + extras), and variances (group terms, draws, rows).
 
@@ -88,6 +82,12 @@ class ModelPredictor:
             along = self.model.predictors_of_groups
             return np.asarray(_means_over(family, along, predictors, sd))
         return np.asarray(_means(family, predictors))
+
+    @in_double_precision
+    def moments(self, predictors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances of outcomes at these predictors."""
+        mean, variance = _moments(_family(self.model), predictors)
+        return np.asarray(mean), np.asarray(variance)
 
     @in_double_precision
     def densities(self, predictors: np.ndarray, batch: Batch) -> np.ndarray:
@@ -206,12 +206,6 @@ def _simulated(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> t
     return (jax.vmap(outcome)(jnp.asarray(fields[ROW_NUMBERS]), rows),)
 
 
-def _moments(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array, ...]:
-    if not isinstance(model, LinearPredictorModel):
-        raise SettingError(f"{type(model).__name__} does not say what its variance is.")
-    return jax.vmap(model.moments)(model.predictor_vector(model.restore(named), fields))
-
-
 def _predictors(
     model: BaseModel, named: Mapping[str, Array], fields: Batch
 ) -> tuple[jax.Array, ...]:
@@ -230,13 +224,19 @@ def _effect_factors(
 
 def _family(model: BaseModel) -> LinearPredictorModel:
     family = model.row_model
-    assert isinstance(family, LinearPredictorModel)
+    if not isinstance(family, LinearPredictorModel):
+        raise SettingError(f"{type(family).__name__} does not say what its variance is.")
     return family
 
 
 @jit(static=0)
 def _means(family: LinearPredictorModel, predictors: Array) -> jax.Array:
     return jax.vmap(jax.vmap(family.mean))(jnp.asarray(predictors))
+
+
+@jit(static=0)
+def _moments(family: LinearPredictorModel, predictors: Array) -> tuple[jax.Array, jax.Array]:
+    return jax.vmap(jax.vmap(family.moments))(jnp.asarray(predictors))
 
 
 @jit(static=0)

@@ -105,13 +105,27 @@ class Average(NamedTuple):
     by_draw: np.ndarray  # (draws, ...)
     by_row: np.ndarray  # influence of each row on the average, (rows, ...)
 
-    def error_of_rows(self, rows: Population) -> np.ndarray:
-        """Return the standard error because of the sample of rows; 0 if they are all rows."""
-        return np.sqrt((1 - rows.share) * np.sum(self.by_row**2, axis=0))
+    def _error_of_rows(self, share: float) -> np.ndarray:
+        """Return the standard error because the rows are only a `share` of all."""
+        return np.sqrt((1 - share) * np.sum(self.by_row**2, axis=0))
+
+    def interval(self, weights: np.ndarray, share: float, prob: float) -> np.ndarray:
+        """Return mean, sd, ends of the interval, and error of the mean, on a last axis.
+
+        If the rows are a `share` of all, sd and interval include the error of the sample.
+        """
+        ends, draws = [(1 - prob) / 2, (1 + prob) / 2], self.by_draw[None]
+        mean, quantiles = weighted_mean(draws, weights), weighted_quantile(draws, weights, ends)
+        error, away = self._error_of_rows(share), np.abs(quantiles - mean)
+        wider = np.hypot(away, ndtri(ends[1]) * error) - away
+        low, high = quantiles[0] - wider[0], quantiles[1] + wider[1]
+        sd = np.hypot(np.sqrt(weighted_variance(draws, weights)), error)
+        mcse = np.hypot(weighted_mcse(draws, weights), error)
+        return np.stack([mean, sd, low, high, mcse], axis=-1)
 
     def chance_above(self, value: float, averages: Averages) -> np.ndarray:
         """Return the posterior probability that this is above a value."""
-        error = self.error_of_rows(averages.rows)
+        error = self._error_of_rows(averages.rows.share)
         above = self.by_draw - value
         with np.errstate(divide="ignore", invalid="ignore"):  # without an error, a step
             chance = np.where(error > 0, ndtr(above / error), above > 0)
@@ -563,24 +577,14 @@ def _table(
     classes: Sequence[str],
     quantity: str,
 ) -> pd.DataFrame:
-    """Tabulate mean, sd, interval and error of averages, by class if there are several.
-
-    Of a sample of rows, sd and interval include the error of the sample.
-    """
+    """Tabulate mean, sd, interval and error of averages, by class if there are several."""
     import pandas as pd
 
-    ends, weights = [(1 - prob) / 2, (1 + prob) / 2], averages.weights
-    draws = np.stack([estimate.by_draw for estimate in estimates], axis=1)[None]
-    error = np.asarray([estimate.error_of_rows(averages.rows) for estimate in estimates])
-    mean, quantiles = weighted_mean(draws, weights), weighted_quantile(draws, weights, ends)
-    away = np.abs(quantiles - mean)
-    wider = np.hypot(away, ndtri(ends[1]) * error) - away
-    low, high = quantiles[0] - wider[0], quantiles[1] + wider[1]
-    sd = np.hypot(np.sqrt(weighted_variance(draws, weights)), error)
-    mcse = np.hypot(weighted_mcse(draws, weights), error)
-    columns = np.stack([mean, sd, low, high, mcse], axis=-1)
-    if mean.ndim == 2:
-        class_labels = classes if len(classes) == mean.shape[1] else range(mean.shape[1])
+    weights, share = averages.weights, averages.rows.share
+    columns = np.stack([estimate.interval(weights, share, prob) for estimate in estimates])
+    if columns.ndim == 3:
+        count = columns.shape[1]
+        class_labels = classes if len(classes) == count else range(count)
         labels = [(*label, each) for label in labels for each in class_labels]
         names = [*names, "class"]
     index: pd.Index[Any] = pd.MultiIndex.from_tuples(labels, names=names)

@@ -28,6 +28,7 @@ from modicum.posterior.loo import loo
 from modicum.posterior.marginal import contrast, marginal
 from modicum.posterior.ppc import ppc
 from modicum.posterior.predict import predict, predictive
+from modicum.posterior.r_squared import bayes_R2
 from modicum.posterior.report import report
 from modicum.posterior.score import score
 from modicum.posterior.summary import learning_curve, posterior_box, summary
@@ -147,6 +148,7 @@ class Posterior(FittedDraws):
 
     # how far the model, the prior and the draws can be trusted
     ppc = ppc
+    bayes_R2 = bayes_R2  # noqa: N815 - as brms calls it
     loo = loo
     log_evidence = log_evidence
     sensitivity = sensitivity

@@ -59,6 +59,10 @@ class _Binary(_Successes):
         """Predict 1 where its probability is above a half."""
         return np.asarray(expected > 0.5)
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """p (1 - p)."""
+        return self.link.chance(eta[0]) * jnp.exp(self.link.log_failure(eta[0]))
+
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw Bernoulli outcomes."""
         del batch

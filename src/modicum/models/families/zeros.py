@@ -27,6 +27,11 @@ from modicum.models.priors import Moments
 class _Zeros(ExtraParameter, LogLink):
     others: ClassVar[LogLink]  # the family of outcomes that are not zeros of their own source
 
+    @property
+    def multiplies(self) -> str:  # type: ignore[override]
+        """What e^coefficient multiplies: of the other outcomes."""
+        return self.others.multiplies
+
     def pseudo_variance(self, data: Moments) -> float:
         """Return that of the other outcomes."""
         return self.others.pseudo_variance(data)
