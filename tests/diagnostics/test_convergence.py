@@ -156,3 +156,17 @@ def test_chains_frozen_in_different_places():
 
 def test_tiny_units_do_not_matter(draws):
     assert mcse(1e-20 * draws)[0, 0] == pytest.approx(1e-20 * mcse(draws)[0, 0])
+
+
+def test_some_of_very_many_chains_stand_for_all():
+    """Autoregressions of known autocorrelation time; one stray chain among them is noticed."""
+    rng = np.random.default_rng(6)
+    x = lfilter([1.0], [1.0, -0.6], rng.normal(size=(600, 2_000)), axis=1)
+    times = (1 + 0.6) / (1 - 0.6)
+    assert ess(x) == pytest.approx(x.size / times, rel=0.05)
+    assert mcse(x) == pytest.approx(x.std() * np.sqrt(times / x.size), rel=0.05)
+    assert ess(x[::4]) == pytest.approx(ess(x) / 4, rel=0.05)  # of the chains that are used
+    assert r_hat(x) < 1.01
+    stray = x.copy()
+    stray[1] += 50 * x.std()  # a chain that is not ranked
+    assert r_hat(stray) > 1.01

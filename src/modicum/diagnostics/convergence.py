@@ -297,6 +297,8 @@ def _inefficiency(variance: float, rho: float) -> float:
 
 
 TOGETHER = 2**20  # numbers that are ranked and transformed at a time
+# Draws above which only some of many chains are: 2^19 give autocorrelation times to a percent.
+MOST_RANKED, FEWEST_CHAINS = 2**19, 16
 CONSTANT = 1e-15  # a series with a range below this counts as constant
 
 
@@ -304,7 +306,7 @@ def ess(x: ArrayLike) -> PerScalar:
     """Bulk effective sample size of each scalar in an array (chain, draw, *shape).
 
     ``nan`` where there are fewer than four draws, where a value is not finite and where the
-    series is constant.
+    series is constant. Of thousands of chains, evenly spaced ones stand for all.
 
     Examples
     --------
@@ -312,37 +314,40 @@ def ess(x: ArrayLike) -> PerScalar:
     >>> ess(x).shape, bool(np.all(ess(x) > 1500))
     ((2,), True)
     """
-    return _per_scalar(x, lambda a: _effective(_normal_scores(_halves(a))))
+    some, times = _some_chains(x)
+    return _per_scalar(some, lambda a: times * _effective(_normal_scores(_halves(a))))
 
 
 def ess_tail(x: ArrayLike, prob: float = 0.9) -> PerScalar:
     """Effective sample size for the two ends of the central interval of probability `prob`."""
     tail = (1 - prob) / 2
+    some, times = _some_chains(x)
 
     def of_ends(a: Floats) -> Floats:
         ends = np.quantile(a, (tail, 1 - tail), axis=(1, 2))[..., None, None]
         low, high = (_effective(_halves((a <= end).astype(np.float64))) for end in ends)
-        return np.minimum(low, high)
+        return times * np.minimum(low, high)
 
-    return _per_scalar(x, of_ends)
+    return _per_scalar(some, of_ends)
 
 
 def mcse(x: ArrayLike) -> PerScalar:
     """Monte Carlo standard error of the mean."""
+    some, times = _some_chains(x)
 
     def standard_error(a: Floats) -> Floats:
         unit = a.std(axis=(1, 2), ddof=1)
         centred = (a - a.mean(axis=(1, 2), keepdims=True)) / unit[:, None, None]
-        return np.asarray(unit / np.sqrt(_effective(_halves(centred))))
+        return np.asarray(unit / np.sqrt(times * _effective(_halves(centred))))
 
-    return _per_scalar(x, standard_error)
+    return _per_scalar(some, standard_error)
 
 
 def r_hat(x: ArrayLike) -> PerScalar:
     """Rank-normalised split R-hat; with one chain its two halves are compared.
 
     ``inf`` where no chain moves and their values differ; ``nan`` as in `ess`, and for one chain of
-    fewer than eight draws.
+    fewer than eight draws. Of thousands of chains, some are ranked, and all compared without ranks.
 
     Examples
     --------
@@ -356,7 +361,12 @@ def r_hat(x: ArrayLike) -> PerScalar:
         folded = np.abs(halves - np.median(halves, axis=(1, 2), keepdims=True))
         return np.fmax(_ratio(_normal_scores(halves)), _ratio(_normal_scores(folded)))
 
-    return _per_scalar(x, of_bulk_and_tails, least=8 if as_chains(x).shape[0] == 1 else 4)
+    (some, times), least = _some_chains(x), 8 if as_chains(x).shape[0] == 1 else 4
+    ranked = _per_scalar(some, of_bulk_and_tails, least)
+    if times == 1:
+        return ranked
+    of_all = np.fmax(ranked, _per_scalar(x, lambda a: _ratio(_halves(a)), least))
+    return of_all if of_all.ndim else float(of_all)
 
 
 def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
@@ -405,6 +415,15 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
         ratio = np.sqrt(1 + between / within)
     result = np.where(np.isfinite(by_group).all(axis=(0, 1, 2)), ratio, np.nan)
     return result if shape else float(result)
+
+
+def _some_chains(x: ArrayLike) -> tuple[NDArray[np.float64], float]:
+    """Return evenly spaced chains of very many, and how many times as many there are."""
+    chains = as_chains(x)
+    every = int(chains.shape[0] * chains.shape[1] // MOST_RANKED)
+    every = max(1, min(every, len(chains) // FEWEST_CHAINS))
+    some = chains[::every]
+    return some, len(chains) / max(1, len(some))
 
 
 def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Floats], least: int = 4) -> PerScalar:

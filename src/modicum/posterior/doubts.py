@@ -111,9 +111,11 @@ class _Scalars(NamedTuple):
         names = [
             line for name, x in draws.items() for line in scalar_names(name, x.shape[2:], labels)
         ]
-        flat = np.concatenate([x.reshape(*x.shape[:2], -1) for x in draws.values()], axis=2)
+        parts = [x.reshape(*x.shape[:2], -1) for x in draws.values()]
+        flat = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)  # may be gigabytes
         at = evenly_spaced(len(names), MOST_SCALARS)
-        return cls([names[k] for k in at], flat[:, :, at].astype(float))
+        flat = flat if len(at) == len(names) else flat[:, :, at]
+        return cls([names[k] for k in at], flat.astype(float, copy=False))
 
 
 def _not_finite(draws: dict[str, np.ndarray]) -> Iterator[ModicumWarning]:
