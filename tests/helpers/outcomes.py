@@ -37,7 +37,16 @@ DRAWN = {
     "Probit": lambda rng, eta: rng.random(len(eta)) < stats.norm.cdf(eta),
     "Cloglog": lambda rng, eta: rng.random(len(eta)) < 1 - np.exp(-np.exp(eta)),
     "Binomial": lambda rng, eta: _binomial(rng, _sigmoid(eta)),
+    "BetaBinomial": lambda rng, eta: _binomial(
+        rng, rng.beta(8 * _sigmoid(eta), 8 * _sigmoid(-eta))
+    ),
     "Beta": lambda rng, eta: rng.beta(8 * _sigmoid(eta), 8 * _sigmoid(-eta)),
+    "ZeroOneInflatedBeta": lambda rng, eta: np.where(
+        rng.random(len(eta)) < 0.2,
+        rng.random(len(eta)) < 0.6,
+        rng.beta(8 * _sigmoid(eta), 8 * _sigmoid(-eta)),
+    ),
+    "GaussianLog": lambda rng, eta: np.exp(eta) + 0.5 * rng.normal(size=len(eta)),
     "NegativeBinomial": lambda rng, eta: rng.poisson(np.exp(eta) * rng.gamma(2, 0.5, len(eta))),
     "ZeroInflatedPoisson": lambda rng, eta: rng.poisson(np.exp(eta)) * (rng.random(len(eta)) > 0.3),
     "HurdlePoisson": lambda rng, eta: (

@@ -7,6 +7,7 @@ import pytest
 import modicum as mo
 from helpers.outcomes import family, family_rows
 from helpers.targets import all_of, sums_of
+from modicum.cli.fitting import build_model
 from modicum.fit import model_for
 from modicum.models import FAMILIES, Target
 from modicum.models.families import family_named
@@ -29,7 +30,9 @@ def _with(name, field, value):
         ("Binomial", "y", 1.5, "Binomial needs counts"),
         ("Binomial", "y", 90, "row 7 has 90 successes in"),
         ("Binomial", "trials", 2.5, "in 2.5 trials; 'y' must count the successes"),
+        ("BetaBinomial", "y", 90, "row 7 has 90 successes in"),
         ("Beta", "y", 1, "is 1 in row 7, but Beta needs shares strictly between 0 and 1"),
+        ("ZeroOneInflatedBeta", "y", 30, "ZeroOneInflatedBeta needs shares from 0 to 1"),
         ("NegativeBinomial", "y", -1, "NegativeBinomial needs counts"),
         ("HurdlePoisson", "y", 0.5, "HurdlePoisson needs counts"),
         ("HurdleNegativeBinomial", "y", 0.5, "HurdleNegativeBinomial needs counts"),
@@ -203,10 +206,20 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
         ("hurdle_lognormal", "hurdle-lognormal"),
         ("inverse.gaussian", "inverse-gaussian"),
         ("Student_T", "student-t"),
+        ("gaussian(log)", "gaussian-log"),
     ],
 )
 def test_names_of_brms_and_bambi_work(theirs, ours):
     assert family_named(theirs) is FAMILIES[ours]
+
+
+@pytest.mark.parametrize("family", ["poisson", "gamma"])
+def test_links_whose_mean_may_be_negative_are_refused_with_a_reason(family):
+    with pytest.raises(mo.SettingError, match="must be positive in every row"):
+        family_named(f"{family}(identity)")
+    with pytest.raises(mo.SettingError, match=f"use '{family}', whose link is the logarithm"):
+        build_model(family, {"link": "identity"})
+    assert build_model("gaussian", {"link": "log"}) == M.GaussianLog()
 
 
 def test_ordered_classes_are_not_made_of_an_alphabet():

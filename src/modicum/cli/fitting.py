@@ -96,6 +96,8 @@ def build_model(family: str, options: Values, settings: Sequence[str] = ()) -> L
     model = family_named(family)
     takes = [field.name for field in fields(model) if field.name not in NOT_OPTIONS]
     by_option = {option: value for option, value in options.items() if value is not None}
+    if "link" in by_option and "link" not in takes:  # the link of another family
+        return build_model(f"{family}-{by_option['link']}", options | {"link": None}, settings)
     for option in by_option:
         if option not in takes:
             raise SettingError(

@@ -45,6 +45,11 @@ def share_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
     return ~((y > 0) & (y < 1)), "shares strictly between 0 and 1 (percentages divided by 100)"
 
 
+def closed_share_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Numbers from 0 to 1."""
+    return ~((y >= 0) & (y <= 1)), "shares from 0 to 1 (percentages divided by 100)"
+
+
 def binary_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
     """0 and 1."""
     return (y != 0) & (y != 1), (

@@ -39,6 +39,16 @@ def _lognormal(b, e, s):
     return stats.lognorm.logpdf(b["y"], s, scale=np.exp(e))
 
 
+def _beta(b, e, phi):
+    return stats.beta.logpdf(b["y"], phi * _sigmoid(e), phi * _sigmoid(-e))
+
+
+def _zero_one_inflated(b, e, phi, edge, one):
+    y = b["y"]
+    inside = np.log1p(-edge) + _beta({"y": np.clip(y, 1e-9, 1 - 1e-9)}, e, phi)
+    return np.select([y == 0, y == 1], [np.log(edge * (1 - one)), np.log(edge * one)], inside)
+
+
 def _zero_inflated(other):
     def density(b, e, *extras):
         *extras, pi = extras
@@ -95,7 +105,12 @@ TRUTH = {
     "Probit": lambda b, e, _: stats.bernoulli.logpmf(b["y"], stats.norm.cdf(e)),
     "Cloglog": lambda b, e, _: stats.bernoulli.logpmf(b["y"], 1 - np.exp(-np.exp(e))),
     "Binomial": _binomial(_sigmoid),
-    "Beta": lambda b, e, phi: stats.beta.logpdf(b["y"], phi * _sigmoid(e), phi * _sigmoid(-e)),
+    "BetaBinomial": lambda b, e, phi: stats.betabinom.logpmf(
+        b["y"], b["trials"], phi * _sigmoid(e), phi * _sigmoid(-e)
+    ),
+    "Beta": _beta,
+    "ZeroOneInflatedBeta": _zero_one_inflated,
+    "GaussianLog": lambda b, e, s: stats.norm.logpdf(b["y"], np.exp(e), s),
     "NegativeBinomial": _negative_binomial,
     "ZeroInflatedPoisson": _zero_inflated(_poisson),
     "ZeroInflatedNegativeBinomial": _zero_inflated(_negative_binomial),
@@ -120,6 +135,8 @@ SETTINGS = {
     "StudentT": [({"scale": 0.7, "df": 3}, lambda b, e, _: stats.t.logpdf(b["y"], 3, e, 0.7))],
     "Binomial": [({"link": "probit"}, _binomial(stats.norm.cdf)),
                  ({"link": "cloglog"}, _binomial(lambda e: 1 - np.exp(-np.exp(e))))],
+    "BetaBinomial": [({"link": "cloglog"}, lambda b, e, phi: stats.betabinom.logpmf(
+        b["y"], b["trials"], -phi * np.expm1(-np.exp(e)), phi * np.exp(-np.exp(e))))],
     "AsymmetricLaplace": [({"quantile": 0.9}, _asymmetric(0.9)),
                           ({"quantile": 0.2, "scale": 0.7}, lambda b, e, _: _asymmetric(0.2)(
                               b, e, 0.7))],
@@ -132,7 +149,8 @@ CASES += [
 ]
 FAR_OUT = {
     "Beta": 100.0, "Ordinal": 100.0, "Gamma": 20.0, "NegativeBinomial": 100.0, "Lognormal": 100.0,
-    "HurdleNegativeBinomial": 100.0, "HurdleGamma": 20.0,
+    "HurdleNegativeBinomial": 100.0, "HurdleGamma": 20.0, "BetaBinomial": 800.0,
+    "ZeroOneInflatedBeta": 100.0, "GaussianLog": 100.0,
 }  # fmt: skip
 
 
@@ -188,6 +206,7 @@ def test_expected_outcomes_are_means(name, x64):
         "Cloglog": 1 - np.exp(-np.exp(eta)),
         "Binomial": _sigmoid(eta),
         "Beta": _sigmoid(eta),
+        "BetaBinomial": _sigmoid(eta),
         "Logistic": _sigmoid(eta),
         **dict.fromkeys(("AsymmetricLaplace", "Gaussian", "StudentT"), eta),
     }
@@ -195,6 +214,8 @@ def test_expected_outcomes_are_means(name, x64):
         y = np.arange(2_000.0)
         each = [TRUTH[name]({"y": y}, e, *extras) for e in eta]
         truth[name] = np.exp(each) @ y
+    if name == "ZeroOneInflatedBeta":
+        truth[name] = extras[1] * extras[2] + (1 - extras[1]) * _sigmoid(eta)
     if name == "Lognormal":
         truth[name] = stats.lognorm.mean(extra, scale=np.exp(eta))
     if name == "HurdleGamma":

@@ -11,7 +11,7 @@ from modicum.errors import ModicumError
 
 M = mo.models
 N = 20_000
-ETA, EXTRA, LAST = 0.4, -0.6, 0.3  # the same for all rows: one distribution, many draws
+ETA, EXTRA, LAST, MOST = 0.4, -0.6, 0.3, -0.2  # the same for all rows: one distribution, many draws
 TRIALS = 7
 expit = special.expit
 
@@ -48,6 +48,7 @@ CONTINUOUS = {
     "known scale": (M.Gaussian(scale=2.0), stats.norm(ETA, 2.0)),
     "student": (M.StudentT(df=3.0), stats.t(3.0, ETA, E)),
     "gamma": (M.Gamma(), stats.gamma(E, scale=MU / E)),
+    "log link": (M.GaussianLog(), stats.norm(MU, E)),
     "lognormal": (M.Lognormal(), stats.lognorm(E, scale=MU)),
     "inverse gaussian": (M.InverseGaussian(), stats.invgauss(MU / E, scale=E)),
     "beta": (M.Beta(), stats.beta(E * expit(ETA), E * expit(-ETA))),
@@ -77,6 +78,10 @@ DISCRETE = {
     "cloglog": (M.Cloglog(), stats.bernoulli(-np.expm1(-MU)).pmf),
     "binomial": (M.Binomial(), stats.binom(TRIALS, expit(ETA)).pmf),
     "by probit": (M.Binomial(link="probit"), stats.binom(TRIALS, stats.norm.cdf(ETA)).pmf),
+    "beta-binomial": (
+        M.BetaBinomial(),
+        stats.betabinom(TRIALS, E * expit(ETA), E * expit(-ETA)).pmf,
+    ),
     "poisson": (M.Poisson(), COUNTS["poisson"].pmf),
     "negative binomial": (M.NegativeBinomial(), COUNTS["negative"].pmf),
     "zero-inflated": (M.ZeroInflatedPoisson(), _inflated("poisson", PI)),
@@ -94,7 +99,7 @@ AMOUNTS = {"gamma": M.HurdleGamma(), "lognormal": M.HurdleLognormal()}
 
 def _drawn(model, eta=ETA, count=N, seed=1):
     extras = 1 if isinstance(model, M.Softmax) else len(model.extras)
-    one = [eta, EXTRA, LAST][: 1 + extras]
+    one = [eta, EXTRA, LAST, MOST][: 1 + extras]
     predictors = np.tile(one, (2, count // 2, 1))  # two draws of all rows
     batch = {"trials": np.full(count // 2, TRIALS)}
     y = model.draw_outcomes(np.random.default_rng(seed), predictors, batch)
@@ -140,8 +145,19 @@ def test_amounts_beyond_a_hurdle(name, x64):
     np.testing.assert_allclose(_moments(AMOUNTS[name]), mixed, rtol=1e-9)
 
 
+def test_shares_at_the_edges(x64):
+    y, other, one = _drawn(M.ZeroOneInflatedBeta()), CONTINUOUS["beta"][1], expit(MOST)
+    for edge, chance in ((0, LAST_PI * (1 - one)), (1, LAST_PI * one)):
+        assert abs(np.mean(y == edge) - chance) < 4 * np.sqrt(chance * (1 - chance) / N)
+    assert stats.kstest(y[(y > 0) & (y < 1)], other.cdf).pvalue > 1e-3
+    (first, variance), rest = other.stats(), 1 - LAST_PI
+    mean, square = LAST_PI * one + rest * first, LAST_PI * one + rest * (variance + first**2)
+    ours = _moments(M.ZeroOneInflatedBeta())
+    np.testing.assert_allclose(ours, [mean, square - mean**2], rtol=1e-9)
+
+
 def _moments(model):
-    eta = jnp.array([ETA, EXTRA, LAST][: 1 + max(1, len(model.extras))])
+    eta = jnp.array([ETA, EXTRA, LAST, MOST][: 1 + max(1, len(model.extras))])
     return [float(part) for part in jax.jit(model.moments)(eta)]
 
 
@@ -169,7 +185,7 @@ def test_a_family_without_a_variance_says_so():
         M.Softmax(classes=3).variance(jnp.zeros(2))
 
 
-@pytest.mark.parametrize("name", list(DISCRETE)[5:11])
+@pytest.mark.parametrize("name", list(DISCRETE)[6:12])
 def test_moments_of_counts(name, x64):
     model, pmf = DISCRETE[name]
     y = np.arange(400)
@@ -179,7 +195,7 @@ def test_moments_of_counts(name, x64):
 
 def test_every_family_draws_outcomes():
     drawn = {type(model) for model, _ in (*CONTINUOUS.values(), *DISCRETE.values())}
-    drawn |= {type(model) for model in AMOUNTS.values()}
+    drawn |= {type(model) for model in AMOUNTS.values()} | {M.ZeroOneInflatedBeta}
     assert drawn == set(M.FAMILIES.values())
 
 
@@ -190,7 +206,7 @@ def test_predictors_far_out_give_numbers(family, far):
     model = family(classes=3) if family in (M.Softmax, M.Ordinal) else family()
     width = 2 if isinstance(model, M.Softmax) else 1 + len(model.extras)
     for extra in (-800.0, 0.0, 800.0):
-        eta = np.tile([far, extra, extra][:width], (4, 1))
+        eta = np.tile([far, extra, extra, extra][:width], (4, 1))
         batch = {"trials": np.full(4, TRIALS)}
         y = model.draw_outcomes(np.random.default_rng(1), eta, batch)
         assert np.all(np.isfinite(y))

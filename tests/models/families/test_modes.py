@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from scipy import optimize, special
+from scipy import optimize, special, stats
 from statsmodels.discrete.discrete_model import NegativeBinomial
 from statsmodels.discrete.truncated_model import (
     TruncatedLFNegativeBinomialP,
@@ -21,7 +21,11 @@ from modicum.passes import anchor_at_mode
 FLAT = {"prior_scale": 1e4, "intercept_scale": 1e4}
 NEAR = 0.04  # posterior sds: effect of the priors of extra parameters with 400 rows
 MORE = {"ZeroInflatedNegativeBinomial": 4_000}  # rows, where they say little about a parameter
-SLOW = {"ZeroInflatedNegativeBinomial", "HurdleNegativeBinomial", "HurdleGamma"}
+SLOW = {"ZeroInflatedNegativeBinomial", "HurdleNegativeBinomial", "HurdleGamma", "BetaBinomial",
+        "ZeroOneInflatedBeta", "Lognormal"}  # fmt: skip
+
+
+FINE = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 4000}
 
 
 def _glm(b, kind, y=None):
@@ -30,6 +34,25 @@ def _glm(b, kind, y=None):
 
 def _binomial(b):
     return _glm(b, sm.families.Binomial(), np.c_[b["y"], b["trials"] - b["y"]])
+
+
+def _beta_binomial(b):
+    def negative(theta):
+        mean, phi = special.expit(b["x1"] @ theta[:3]), np.exp(theta[3])
+        return -np.sum(stats.betabinom.logpmf(b["y"], b["trials"], phi * mean, phi * (1 - mean)))
+
+    return optimize.minimize(negative, np.zeros(4), method="Nelder-Mead", options=FINE).x
+
+
+def _zero_one_inflated(b):
+    inside = (b["y"] > 0) & (b["y"] < 1)
+    of_edges = 1 - inside.mean(), b["y"][~inside].mean()
+    return [*_beta({k: v[inside] for k, v in b.items()}), *special.logit(of_edges)]
+
+
+def _log_link(b):
+    coefficients = _glm(b, sm.families.Gaussian(sm.families.links.Log()))
+    return [*coefficients, np.log(np.std(b["y"] - np.exp(b["x1"] @ coefficients)))]
 
 
 def _lognormal(b):
@@ -114,15 +137,17 @@ def _weibull(b):
         log_hazard = theta[3] + np.exp(theta[3]) * log_t - np.log(b["y"])
         return -np.sum(b["event"] * log_hazard - np.exp(np.exp(theta[3]) * log_t))
 
-    options = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 4000}
-    return optimize.minimize(negative, np.zeros(4), method="Nelder-Mead", options=options).x
+    return optimize.minimize(negative, np.zeros(4), method="Nelder-Mead", options=FINE).x
 
 
 FITS = {
     "Probit": lambda b: _glm(b, sm.families.Binomial(sm.families.links.Probit())),
     "Cloglog": lambda b: _glm(b, sm.families.Binomial(sm.families.links.CLogLog())),
     "Binomial": _binomial,
+    "BetaBinomial": _beta_binomial,
     "Beta": _beta,
+    "ZeroOneInflatedBeta": _zero_one_inflated,
+    "GaussianLog": _log_link,
     "NegativeBinomial": _negative_binomial,
     "ZeroInflatedPoisson": _zero_inflated,
     "ZeroInflatedNegativeBinomial": _zero_inflated_negative_binomial,

@@ -10,8 +10,16 @@ from modicum.models.families.positive import (
     Lognormal,
     Weibull,
 )
-from modicum.models.families.proportions import Beta, Binomial, Cloglog, Logistic, Probit
-from modicum.models.families.real import AsymmetricLaplace, Gaussian, StudentT
+from modicum.models.families.proportions import (
+    Beta,
+    BetaBinomial,
+    Binomial,
+    Cloglog,
+    Logistic,
+    Probit,
+    ZeroOneInflatedBeta,
+)
+from modicum.models.families.real import AsymmetricLaplace, Gaussian, GaussianLog, StudentT
 from modicum.models.families.zeros import (
     HurdleGamma,
     HurdleLognormal,
@@ -25,11 +33,13 @@ from modicum.models.linear_predictor import LinearPredictorModel
 __all__ = [
     "AsymmetricLaplace",
     "Beta",
+    "BetaBinomial",
     "Binomial",
     "Cloglog",
     "Exponential",
     "Gamma",
     "Gaussian",
+    "GaussianLog",
     "HurdleGamma",
     "HurdleLognormal",
     "HurdleNegativeBinomial",
@@ -47,6 +57,7 @@ __all__ = [
     "Weibull",
     "ZeroInflatedNegativeBinomial",
     "ZeroInflatedPoisson",
+    "ZeroOneInflatedBeta",
 ]
 
 # The name of each family in `mo.fit`, in scikit-learn's `Regressor` and on the command line; the
@@ -54,13 +65,16 @@ __all__ = [
 FAMILIES: dict[str, type[LinearPredictorModel]] = {
     "logistic": Logistic,
     "gaussian": Gaussian,
+    "gaussian-log": GaussianLog,
     "poisson": Poisson,
     "student-t": StudentT,
     "softmax": Softmax,
     "probit": Probit,
     "cloglog": Cloglog,
     "binomial": Binomial,
+    "beta-binomial": BetaBinomial,
     "beta": Beta,
+    "zero-one-inflated-beta": ZeroOneInflatedBeta,
     "negative-binomial": NegativeBinomial,
     "zero-inflated-poisson": ZeroInflatedPoisson,
     "zero-inflated-negative-binomial": ZeroInflatedNegativeBinomial,
@@ -93,6 +107,13 @@ CALLED_ELSEWHERE = {
     "zip": "zero-inflated-poisson",
     "zinb": "zero-inflated-negative-binomial",
 }
+# Families that are asked for and that we do not have, and why.
+IDENTITY = (
+    "with an identity link the mean is x @ beta, which must be positive in every row, so that the "
+    "coefficients have a boundary that depends on the data; use {0!r}, whose link is the logarithm "
+    "and whose effects multiply the mean, or 'gaussian' for effects that add up"
+)
+REFUSED = {f"{name}identity": IDENTITY.format(name) for name in ("poisson", "gamma")}
 # Names that may mean another model than our family.
 PERHAPS = {"linear": "gaussian", "multinomial": "softmax", "quantile": "asymmetric-laplace"}
 
@@ -108,6 +129,8 @@ def family_named(name: str) -> type[LinearPredictorModel]:
     letters = "".join(filter(str.isalnum, name.lower()))
     ours = {one.replace("-", ""): one for one in FAMILIES}.get(letters)
     found = ours or CALLED_ELSEWHERE.get(letters)
+    if letters in REFUSED:
+        raise SettingError(f"there is no family {name!r}: {REFUSED[letters]}.")
     if found is None:
         likely = PERHAPS.get(letters)
         hint = suggestion(name, FAMILIES) if likely is None else f" (did you mean {likely!r}?)"

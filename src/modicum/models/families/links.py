@@ -84,6 +84,12 @@ def log_rising(x: jax.Array, y: jax.Array) -> jax.Array:
     return leading + stirling_rest(x + y) - stirling_rest(x)
 
 
+def log_rising_from(log_x: jax.Array, y: jax.Array) -> jax.Array:
+    """`log_rising` of e^log_x and a whole number y, also where e^log_x underflows."""
+    above = log_x + log_rising(jnp.exp(log_x) + 1, jnp.maximum(y - 1, 0))
+    return jnp.where(y > 0, above, 0.0)
+
+
 def log_factorial(y: jax.Array, eta: jax.Array) -> jax.Array:
     """log y! in the precision of eta: in float32 it could be off by whole units."""
     return log_gamma_of(namespace(eta).asarray(y, eta.dtype) + 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import sigmoid
+from modicum.arrays import as_either, sigmoid
 from modicum.errors import DataError, ModicumWarning, SettingError, suggestion
 from modicum.models.families.extras import ExtraParameter
 from modicum.models.families.links import (
@@ -20,12 +21,18 @@ from modicum.models.families.links import (
     draw_log_gammas,
     log_factorial,
     log_gamma,
+    log_rising_from,
     sigmoid_curves,
     softplus,
 )
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Params
-from modicum.models.outcome_checks import binary_fault, count_fault, share_fault
+from modicum.models.outcome_checks import (
+    binary_fault,
+    closed_share_fault,
+    count_fault,
+    share_fault,
+)
 from modicum.models.priors import Moments
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
@@ -158,24 +165,8 @@ OPEN = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # smallest and larges
 
 
 @dataclass(frozen=True, repr=False)
-class Binomial(_Successes):
-    """Binomial regression: y successes in `trials`, a field of the rows.
-
-    Outcomes are given as in brms and bambi, by successes and trials, not as a share. As everywhere,
-    the field `weight` counts rows. Expected outcomes are probabilities of a success, so that
-    prediction needs no trials.
-
-    Parameters
-    ----------
-    link
-        "logit", "probit" or "cloglog": link between success probability and linear predictor.
-
-    Examples
-    --------
-    >>> import numpy as np, modicum as mo
-    >>> rows = mo.Rows(x=np.zeros((2, 1)), y=np.array([3, 0]), trials=np.array([10, 4]))
-    >>> mo.models.Binomial(link="probit").check(rows)
-    """
+class _Trials(_Successes):
+    """A family of the number of successes in a row's trials."""
 
     link: str = "logit"
 
@@ -198,6 +189,56 @@ class Binomial(_Successes):
         """What e^coefficient multiplies, by the link."""
         return {"logit": "odds", "cloglog": "hazard"}.get(self.link, "")
 
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Probability of a success."""
+        return LINKS[self.link].chance(eta[0])
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw the number of successes in each row's trials."""
+        if "trials" not in batch:
+            raise DataError(
+                f"outcomes of {type(self).__name__} are successes in the trials of each row, but "
+                "the rows do not say how many trials there are; give the field 'trials'."
+            )
+        trials = np.asarray(batch["trials"]).astype(np.int64)
+        return rng.binomial(trials, self.draw_chances(rng, eta)).astype(float)
+
+    @abstractmethod
+    def draw_chances(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
+        """Draw the probability of a success in the trials of each row, or compute it."""
+
+    def check_fields(self, chunk: Batch, first: int) -> None:
+        """Refuse trials that are not counts, and more successes than trials."""
+        y, trials = np.asarray(chunk["y"]), np.asarray(chunk["trials"])
+        bad = count_fault(trials)[0] | (trials < y)
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise DataError(
+                f"row {first + at} has {y[at]:g} successes in {trials[at]:g} trials; 'y' must "
+                "count the successes and 'trials' all trials of a row."
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class Binomial(_Trials):
+    """Binomial regression: y successes in `trials`, a field of the rows.
+
+    Outcomes are given as in brms and bambi, by successes and trials, not as a share. As everywhere,
+    the field `weight` counts rows. Expected outcomes are probabilities of a success, so that
+    prediction needs no trials.
+
+    Parameters
+    ----------
+    link
+        "logit", "probit" or "cloglog": link between success probability and linear predictor.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rows = mo.Rows(x=np.zeros((2, 1)), y=np.array([3, 0]), trials=np.array([10, 4]))
+    >>> mo.models.Binomial(link="probit").check(rows)
+    """
+
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """y log p + (trials - y) log(1 - p) + log of the binomial coefficient."""
         link, (successes, trials) = LINKS[self.link], y
@@ -211,34 +252,57 @@ class Binomial(_Successes):
         f, *others = (successes * success + failures * failure for success, failure in pairs)
         return (f + _log_binomial(y, eta), *others)
 
-    def mean(self, eta: jax.Array) -> jax.Array:
-        """Probability of a success."""
-        return LINKS[self.link].chance(eta[0])
-
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """The variance of the latent variable of a trial."""
         return LINKS[self.link].noise
 
-    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw the number of successes in each row's trials."""
-        if "trials" not in batch:
-            raise DataError(
-                "outcomes of Binomial are successes in the trials of each row, but the rows do "
-                "not say how many trials there are; give the field 'trials'."
-            )
-        trials = np.asarray(batch["trials"]).astype(np.int64)
-        return rng.binomial(trials, chances(LINKS[self.link], eta[..., 0])).astype(float)
+    def draw_chances(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
+        """Return the probability of a success."""
+        return chances(LINKS[self.link], eta[..., 0])
 
-    def check_fields(self, chunk: Batch, first: int) -> None:
-        """Refuse trials that are not counts, and more successes than trials."""
-        y, trials = np.asarray(chunk["y"]), np.asarray(chunk["trials"])
-        bad = count_fault(trials)[0] | (trials < y)
-        if bad.any():
-            at = int(np.argmax(bad))
-            raise DataError(
-                f"row {first + at} has {y[at]:g} successes in {trials[at]:g} trials; 'y' must "
-                "count the successes and 'trials' all trials of a row."
-            )
+
+@dataclass(frozen=True, repr=False)
+class BetaBinomial(ExtraParameter, _Trials):
+    """Beta-binomial regression: successes in `trials` that vary more than binomial ones.
+
+    The probability of a success varies between rows, as Beta(mu precision, (1 - mu) precision), so
+    that trials of a row have the correlation 1 / (1 + precision).
+
+    Parameters
+    ----------
+    link
+        "logit", "probit" or "cloglog": link between the mean mu and the linear predictor.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.BetaBinomial().extras
+    ('log_precision',)
+    """
+
+    extras: ClassVar[tuple[str, ...]] = ("log_precision",)
+    on_numpy: ClassVar[bool] = False
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """B(y + a, trials - y + b) / B(a, b) times the binomial coefficient, by rising factors."""
+        link, (successes, trials) = LINKS[self.link], (y[..., 0], y[..., 1])
+        logs = eta[1] + link.log_success(eta[0]), eta[1] + link.log_failure(eta[0]), eta[1]
+        log_x = jnp.stack(jnp.broadcast_arrays(*logs), axis=-1)  # all at once compiles faster
+        counts = jnp.stack([successes, trials - successes, trials], axis=-1)
+        return log_rising_from(log_x, counts) @ jnp.array([1.0, 1, -1]) + _log_binomial(y, eta[0])
+
+    def draw_chances(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
+        """Draw beta variables."""
+        link, at = LINKS[self.link], as_either(eta[..., 0])
+        with np.errstate(over="ignore"):
+            logs = np.asarray(link.log_success(at)), np.asarray(link.log_failure(at))
+        return _draw_shares(rng, *(eta[..., 1] + log for log in logs))
+
+
+def _draw_shares(rng: np.random.Generator, log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
+    """Draw beta variables, as the share of one gamma variable in the sum of two."""
+    a, b = (draw_log_gammas(rng, bounded_exp(log)) for log in (log_a, log_b))
+    return np.clip(chances(LINKS["logit"], a - b), *OPEN)
 
 
 def _log_binomial(y: jax.Array, eta: jax.Array) -> jax.Array:
@@ -285,9 +349,52 @@ class Beta(ExtraParameter):
         return spread / (1 + jnp.exp(eta[1]))
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw beta variables, as the share of one gamma variable in the sum of two."""
+        """Draw beta variables."""
         del batch
         mean, log_precision = eta[..., 0], eta[..., 1]
-        a, b = (bounded_exp(log_precision - np.logaddexp(0.0, e)) for e in (-mean, mean))
-        log_odds = draw_log_gammas(rng, a) - draw_log_gammas(rng, b)
-        return np.clip(chances(LINKS["logit"], log_odds), *OPEN)
+        logs = (log_precision - np.logaddexp(0.0, e) for e in (-mean, mean))
+        return _draw_shares(rng, *logs)
+
+
+@dataclass(frozen=True, repr=False)
+class ZeroOneInflatedBeta(Beta):
+    """Shares that are 0 or 1 with probability `edge_chance`, and otherwise beta variables.
+
+    Of the shares at the edges, `one_share` are 1. The log-odds of the mean of the others are linear
+    in x. (brms calls the two probabilities zoi and coi.)
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.ZeroOneInflatedBeta().extras
+    ('log_precision', 'logit_edge_chance', 'logit_one_share')
+    """
+
+    extras: ClassVar[tuple[str, ...]] = ("log_precision", "logit_edge_chance", "logit_one_share")
+    outcome_fault = staticmethod(closed_share_fault)
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Log-probability of a 0 or 1, or that of neither plus the beta log-density."""
+        edge, one = eta[2:]
+        at_edge = (y == 0) | (y == 1)
+        of_edge = edge + jnp.where(y == 1, one, 0.0) - softplus(one)
+        of_others = super().log_density(eta[:2], jnp.where(at_edge, 0.5, y))
+        return jnp.where(at_edge, of_edge, of_others) - softplus(edge)
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """edge_chance one_share + (1 - edge_chance) mu."""
+        edge = jax.nn.sigmoid(eta[2])
+        return edge * jax.nn.sigmoid(eta[3]) + (1 - edge) * super().mean(eta)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """Variance within edges and others, plus that of their means."""
+        edge, one = jax.nn.sigmoid(eta[2:])
+        within = edge * one * (1 - one) + (1 - edge) * super().variance(eta)
+        return within + edge * (1 - edge) * (one - super().mean(eta)) ** 2
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw shares at the edges with their probability, and beta variables otherwise."""
+        u, v = rng.random((2, *eta.shape[:-1]))
+        edge, one = (chances(LINKS["logit"], eta[..., k]) for k in (2, 3))
+        others = super().draw_outcomes(rng, eta[..., :2], batch)
+        return np.where(u < edge, 1.0 * (v < one), others)

@@ -16,8 +16,9 @@ from jax.scipy.special import gammaln
 from scipy import special
 from scipy.special import polygamma, psi
 
-from modicum.arrays import is_numpy, namespace
+from modicum.arrays import HALF_LOG_2PI, is_numpy, namespace
 from modicum.errors import SettingError
+from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import LINKS, bounded_exp, draw_log_gammas, softplus
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch
@@ -159,6 +160,46 @@ class Gaussian(ScaleFamily):
     def series_radius(self) -> float:
         """Infinite: the series is finite."""
         return inf
+
+
+@dataclass(frozen=True, repr=False)
+class GaussianLog(ExtraParameter, LogLink):
+    """Gaussian regression with log link: e^eta is the mean of the outcome, its noise normal.
+
+    As R's ``gaussian(link = "log")``: effects multiply the mean, but the noise has the same scale
+    in all rows. (For noise that is multiplied too, `Lognormal`.)
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.GaussianLog().extras
+    ('log_scale',)
+    """
+
+    extras: ClassVar[tuple[str, ...]] = ("log_scale",)
+    extras_have_unit: ClassVar[bool] = True
+    bounded_by_variation: ClassVar[bool] = True
+    outcome_fault = staticmethod(real_fault)
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Normal log-density about e^eta."""
+        apart = jnp.exp(-eta[1]) * (y - jnp.exp(eta[0]))
+        return -0.5 * apart**2 - eta[1] - HALF_LOG_2PI
+
+    def extra_prior(self, name: str, data: Moments) -> Normal:
+        """Return the prior of log(scale), about the logarithm of sd(y)."""
+        del name
+        return Normal(float(np.log(data.y_sd or abs(data.y_mean) or 1.0)), 2.5)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The square of the scale."""
+        return jnp.exp(2 * eta[1])
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Add normal noise to e^eta."""
+        del batch
+        noise = bounded_exp(eta[..., 1]) * rng.standard_normal(eta.shape[:-1])
+        return bounded_exp(eta[..., 0]) + noise
 
 
 @dataclass(frozen=True, repr=False)
