@@ -24,7 +24,7 @@ from modicum.models.families import family_named
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
 from modicum.models.priors.distributions import Prior
-from modicum.models.terms import INTERCEPT
+from modicum.models.terms import INTERCEPT, SmoothTerm
 from modicum.passes import EngineChoice
 from modicum.posterior import Posterior
 from modicum.progress import Progressbar
@@ -284,6 +284,9 @@ def model_for(
         changes: dict[str, Any] = {"priors": priors}  # to fields of the family
         model = replace(model, **changes)
     _check_outcome(model, encoding)
+    smooths = tuple(SmoothTerm(*smooth) for smooth in encoding.smooths)
+    if smooths:
+        model = replace(model, smooths=smooths)
     if not encoding.groups:
         if groups is not None:
             raise SettingError(

@@ -20,6 +20,7 @@ from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.group_effects import terms_of
 from modicum.posterior.marginal import by_class
 from modicum.posterior.ppc import new_axes, pyplot
+from modicum.posterior.smooth_curves import smooths_of
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "pyplot",
     "residual_weights",
     "shrinkage",
+    "smooth",
 ]
 
 METHOD_COLOURS = {
@@ -480,6 +482,59 @@ def shrinkage(
     ax.set(xscale="log", xlabel=f"rows per {group}", ylim=(-edge, edge))
     ax.set_ylabel(f"effect of {name}")
     ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    return ax
+
+
+def smooth(
+    post: Posterior, name: str | None = None, *, prob: float = 0.9, ax: Axes | None = None
+) -> Axes:
+    """Plot a smooth of a formula along its variable, with a band; of two variables, its mean.
+
+    It shows how far the predictor is from its average over the rows of the fit.
+
+    Parameters
+    ----------
+    post
+        The posterior of a formula with smooths.
+    name
+        The smooth, named as in the formula: ``"s(hour)"``; may be left out if there is only one.
+    prob
+        Posterior probability of the band at each value.
+    ax
+        Matplotlib axes; a new figure by default.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    smooths = smooths_of(post)
+    if name is None and len(smooths) == 1:
+        (name,) = smooths
+    if name not in smooths:
+        known = f"it has {', '.join(smooths)}" if smooths else "it has none"
+        raise SettingError(f"name a smooth of the formula: {known}.")
+    drawn, table = smooths[name], post.effects(name, prob=prob)
+    ax = new_axes(ax)
+    if len(drawn.variables) == 1:
+        parts = {None: table} if drawn.by is None else dict(iter(table.groupby(level=0)))
+        for level, part in parts.items():
+            x, (low, high) = part.index.get_level_values(-1), (part.iloc[:, k] for k in (2, 3))
+            (line,) = ax.plot(x, part["mean"], label=level)
+            ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        if drawn.by is not None:
+            ax.legend(title=drawn.by, frameon=False)
+        ax.set(xlabel=drawn.variables[0], ylabel=name)
+        ax.grid(alpha=0.3)
+        return ax
+    if len(drawn.variables) > 2:
+        raise SettingError(f"{name} has three variables: tabulate it with post.effects({name!r}).")
+    surface = table["mean"].unstack(0)
+    most = float(np.abs(surface.to_numpy()).max())
+    mesh = ax.pcolormesh(
+        surface.columns, surface.index, surface, cmap="RdBu_r", vmin=-most, vmax=most
+    )
+    ax.figure.colorbar(mesh, ax=ax, label=name)
+    ax.set(xlabel=drawn.variables[0], ylabel=drawn.variables[1])
     return ax
 
 

@@ -41,7 +41,8 @@ REPORT = "report.html"
 LOCK, WRITING = "fit.lock", "writing results"
 BEING_MADE = "being made"
 Values: TypeAlias = dict[str, Any]  # keyword arguments, which their class checks
-NOT_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # family fields without an option
+# family fields without an option
+NOT_OPTIONS = ("priors", "resolved_priors", "groups", "smooths", "coding")
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,13 @@ from modicum.models.priors.units import columns_with_moments, with_slopes_by_lev
 from modicum.models.terms import (
     INTERCEPT,
     GroupTerm,
+    PooledTerm,
+    SmoothTerm,
     common_columns,
-    group_coding,
+    pooled_coding,
     refuse_remote_slope,
     tidy_groups,
+    tidy_smooths,
 )
 from modicum.rows import Coding, Rows
 
@@ -108,6 +111,7 @@ class CoefficientPriors(BaseModel):
     groups: str | GroupTerm | Sequence[str | GroupTerm] = ()
     modelled: tuple[str, ...] = ()
     coding: Coding | None = None
+    smooths: Sequence[SmoothTerm] = ()
 
     extras_have_unit: ClassVar[bool] = False  # whether they have a unit, as the outcome has
 
@@ -124,6 +128,7 @@ class CoefficientPriors(BaseModel):
             if value is not None and type(value) is not kind:  # as a file describes it
                 object.__setattr__(self, name, kind.from_dict(value))
         object.__setattr__(self, "groups", tidy_groups(self.groups))
+        object.__setattr__(self, "smooths", tidy_smooths(self.smooths))
         object.__setattr__(self, "modelled", tuple(self.modelled))
         self._check_modelled()
         self._check_priors()
@@ -151,10 +156,9 @@ class CoefficientPriors(BaseModel):
         for name in self.extras:
             key = self.extra_key(name)
             scales[key], short[key] = self.extra_scale(name), "scale_prior"
-        of_terms = [key for term in self.group_terms for key in (term.key, *term.sd_keys)]
-        positive = {"group_sd", *of_terms}
+        positive = {k for term in self.pooled for k in (term.kind, term.key, *term.sd_keys)}
         for key, prior in self.prior_table:
-            if self.groups and key in positive:
+            if key in positive:
                 require_support(key, prior, "positive")
             if self.groups and key == "group_cor":
                 require_support(key, prior, "correlation")
@@ -176,7 +180,7 @@ class CoefficientPriors(BaseModel):
         return self.priors or ()  # type: ignore[return-value]  # `__post_init__` made it one
 
     def __repr__(self) -> str:
-        late = ("groups", "modelled", "priors", "resolved_priors", "coding")
+        late = ("groups", "smooths", "modelled", "priors", "resolved_priors", "coding")
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
         settings |= {name: getattr(self, name) for name in late if getattr(self, name)}
         if self.priors:
@@ -189,6 +193,11 @@ class CoefficientPriors(BaseModel):
         return self.groups  # type: ignore[return-value]  # `__post_init__` made them so
 
     @property
+    def pooled(self) -> tuple[PooledTerm, ...]:
+        """All pooled terms, in the order of their coefficients."""
+        return (*self.smooths, *self.group_terms)
+
+    @property
     def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
         """Number of effects and concentration of each term whose effects are correlated."""
         groups = () if self.resolved_priors is None else self.resolved_priors.groups
@@ -196,8 +205,8 @@ class CoefficientPriors(BaseModel):
 
     @property
     def has_groups(self) -> bool:  # type: ignore[override]
-        """Whether there are effects of groups among the coefficients."""
-        return bool(self.groups)
+        """Whether there are pooled coefficients."""
+        return bool(self.pooled)
 
     # As densities -------------------------------------------------------------------------
 
@@ -270,7 +279,7 @@ class CoefficientPriors(BaseModel):
         if priors is None:
             return {}
         names = []
-        for j in common_columns(self.group_terms, rows):
+        for j in common_columns(self.pooled, rows):
             owner = rows.coding.parameters[j] if self.modelled and rows.coding else ""
             before = f"{owner}." if owner else ""
             names.append(f"{before}beta[{rows.columns[j].removeprefix(before)}]")
@@ -289,6 +298,7 @@ class CoefficientPriors(BaseModel):
             priors=None,
             resolved_priors=None,
             groups=(),
+            smooths=(),
         )
 
     def extra_key(self, name: str) -> str:
@@ -317,7 +327,7 @@ class CoefficientPriors(BaseModel):
             return True
         commons = ["common", *(f"{name}.common" for name in self.modelled)]
         by_data = self.prior_scale is None and not by_key.keys() >= set(commons)
-        by_data |= "group_sd" not in by_key and any(t.key not in by_key for t in self.group_terms)
+        by_data |= any(not {t.kind, t.key} & by_key.keys() for t in self.pooled)
         by_data |= self.intercept and self.intercept_scale is None and "intercept" not in by_key
         return by_data or any(
             self.extra_scale(name) is None and self.extra_key(name) not in by_key
@@ -330,7 +340,7 @@ class CoefficientPriors(BaseModel):
         Settings are independent: a scale that is given stays as it is, in raw units. With the
         moments of all rows as `data`, no pass is made.
         """
-        coding = group_coding(self.group_terms, rows)
+        coding = pooled_coding(self.pooled, rows)
         coded = self if coding == self.coding else replace(self, coding=coding)
         if self.resolved_priors is not None or self.has_raw_priors:
             return coded
@@ -350,17 +360,17 @@ class CoefficientPriors(BaseModel):
             )
         if rows.coding is not None:
             data = with_slopes_by_level(data, rows.coding)
-        if not self.groups:
+        if not self.pooled:
             return data
         further = range(len(rows.columns), len(data.x_mean))
-        kept = [*common_columns(self.group_terms, rows), *further]
+        kept = [*common_columns(self.pooled, rows), *further]
         of_kept = {name: getattr(data, name)[kept] for name in ("x_mean", "x_sd", "x_unit")}
         return replace(data, **of_kept)
 
     def priors_for(self, rows: Rows, data: Moments | None) -> ModelPriors:
         """Return the priors with all scales fixed; `data` is needed where a setting is None."""
         by_key = dict(self.prior_table)
-        columns = len(common_columns(self.group_terms, rows))
+        columns = len(common_columns(self.pooled, rows))
         intercept, centre = self._intercept_prior(by_key.get("intercept"), data, rows)
         extras, centres = [], []
         for name in self.extras:
@@ -373,42 +383,42 @@ class CoefficientPriors(BaseModel):
                     means = _expect(data).x_mean[:columns] * self._enters(parameter_of(name), rows)
                     centres.append((name, tuple(map(float, means))))
             extras.append((name, prior))
-        groups = self._group_priors(rows, data)
+        groups = self._pooled_priors(rows, data)
         common = self._coefficient_priors(rows, data)
         return ModelPriors(common, intercept, centre, tuple(extras), groups, tuple(centres))
 
     def _enters(self, parameter: str, rows: Rows) -> np.ndarray:
         """Which common columns enter the predictor of a parameter; empty: the mean's."""
-        columns = len(common_columns(self.group_terms, rows))
-        coding = group_coding(self.group_terms, rows)
+        columns = len(common_columns(self.pooled, rows))
+        coding = pooled_coding(self.pooled, rows)
         owners = ("",) * columns if coding is None else coding.parameters[:columns]
         return np.array([owner == parameter for owner in owners], bool)
 
-    def _group_priors(self, rows: Rows, data: Moments | None) -> tuple[GroupPrior, ...]:
-        """Return the group priors; default sds are 2.5 outcome units per unit of a column."""
+    def _pooled_priors(self, rows: Rows, data: Moments | None) -> tuple[GroupPrior, ...]:
+        """Return the pooled priors; default sds are 2.5 outcome units per unit of a column."""
         by_key = dict(self.prior_table)
         priors = []
-        for term in self.group_terms:
-            of_group = by_key.get(term.key, by_key.get("group_sd"))
+        for term in self.pooled:
+            of_term = by_key.get(term.key, by_key.get(term.kind))
             correlation = by_key.get("group_cor", LKJ())
             assert isinstance(correlation, LKJ)
             sds = []
             for effect, key in zip(term.effects, term.sd_keys, strict=True):
-                sd = by_key.get(key, of_group)
+                sd = by_key.get(key, of_term)
                 if sd is None and effect == INTERCEPT:
                     self._refuse_remote_slopes(term, rows, _expect(data))
                 sds.append(self._sd_prior(term, effect, rows, _expect(data)) if sd is None else sd)
-            priors.append(GroupPrior(term, len(rows.levels[term.field]), tuple(sds), correlation))
+            priors.append(GroupPrior(term, len(term.levels(rows)), tuple(sds), correlation))
         return tuple(priors)
 
-    def _refuse_remote_slopes(self, term: GroupTerm, rows: Rows, data: Moments) -> None:
+    def _refuse_remote_slopes(self, term: PooledTerm, rows: Rows, data: Moments) -> None:
         """Refuse slopes for which the default prior of the intercepts is not meant."""
         names = self._with_moments(rows)
         for slope in (effect for effect in term.effects if effect in names):
             at = names.index(slope)
-            refuse_remote_slope(slope, term.field, float(data.x_mean[at]), float(data.x_sd[at]))
+            refuse_remote_slope(slope, term.key, float(data.x_mean[at]), float(data.x_sd[at]))
 
-    def _sd_prior(self, term: GroupTerm, effect: str, rows: Rows, data: Moments) -> Prior:
+    def _sd_prior(self, term: PooledTerm, effect: str, rows: Rows, data: Moments) -> Prior:
         unit = 1.0 if term.parameter else self.outcome_unit(data)
         if effect == INTERCEPT:
             return HalfNormal(2.5 * unit)
@@ -417,19 +427,20 @@ class CoefficientPriors(BaseModel):
 
     def _with_moments(self, rows: Rows) -> list[str]:
         """Names of the columns whose moments `_moments` returns."""
-        common = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
+        common = [rows.columns[j] for j in common_columns(self.pooled, rows)]
         return common + columns_with_moments(rows)[len(rows.columns) :]
 
     def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
-        """Keys that a prior may have, besides columns and their terms."""
+        """Keys that a prior may have, besides columns and their terms, with these group terms."""
         keys = ["common", *(["intercept"] if self.intercept else [])]
         keys += [*map(self.extra_key, self.extras), *(f"{name}.common" for name in self.modelled)]
         keys += ["group_sd", "group_cor"] if terms else []
-        return keys + [key for term in terms for key in (term.key, *term.sd_keys)]
+        keys += ["smooth_sd"] if self.smooths else []
+        return keys + [k for term in (*terms, *self.smooths) for k in (term.key, *term.sd_keys)]
 
     def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
         """Return the prior of each column: its own, its term's, the common or the default one."""
-        places = common_columns(self.group_terms, rows)
+        places = common_columns(self.pooled, rows)
         by_key = dict(self.prior_table)
         priors: list[Prior] = []
         if self.prior_scale is not None:

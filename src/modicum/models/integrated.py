@@ -195,13 +195,13 @@ class IntegratedEffects(GroupIntegrals):
 
     def log_folded_prior(self, theta: Params) -> jax.Array | None:
         """Return all but the prior of the family's explicit effects; None if there are none."""
-        if not self.family.groups:
+        if not self.family.pooled:
             return None
         return self.family.log_folded_prior(theta) + self._covariance_log_prior(theta)
 
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
         """Return the prior of the family's explicit effects, whose joint density has no mode."""
-        return self.family.exact_prior(theta) if self.family.groups else None
+        return self.family.exact_prior(theta) if self.family.pooled else None
 
     def log_effects(self, theta: Params) -> jax.Array:
         """Log-density of the family's explicit effects given their sds."""
@@ -287,7 +287,7 @@ class IntegratedEffects(GroupIntegrals):
         members = rows.members
         assert self.scales is not None
         theta = dict(self.family.start(members))
-        if OWN in theta and not self.family.groups:
+        if OWN in theta and not self.family.pooled:
             raise SettingError(
                 "a horseshoe prior cannot be combined with effects that are integrated out; make "
                 "the effects explicit (groups=), or give the coefficients another prior."
@@ -327,13 +327,13 @@ class IntegratedEffects(GroupIntegrals):
     def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
         """Name the entries of the flat vector, which are in the order of their sorted keys."""
         assert rows is not None
-        labels, terms = self.family.labels(rows), self.family.group_terms
+        labels, terms = self.family.labels(rows), self.family.pooled
         beta = [f"beta[{column}]" for column in labels.get("beta", ((),))[0]]
         effects = [
             f"{name}[{level}]" for t in terms for name in t.names for level in labels[name][0]
         ]
         own = [f"group_cor[{name}]" for t in terms for name in t.cor_names]
-        own += [f"group_sd[{name}]" for t in terms for name in t.sd_names]
+        own += [key for t in terms for key in t.sd_keys]
         known = {
             "beta": [*beta, *effects],
             "group_log_sd": [f"group_sd[{name}]" for name in self.term.sd_names],

@@ -68,6 +68,9 @@ class LinearPredictorModel(CoefficientPriors):
         Parameters of the family, such as "scale", with formulas of their own; set by `mo.fit`.
     coding
         How the codes of the rows map to columns; set by `resolved`, not by users.
+    smooths
+        Columns of x whose coefficients have a common, estimated standard deviation, as those of
+        smooths in a formula of `mo.fit` have; priors have the key "smooth_sd" or the term's name.
     """
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the observed fields of a row
@@ -298,17 +301,19 @@ class LinearPredictorModel(CoefficientPriors):
         predictors = ["", *map(parameter_of, self.extras)]
         return tuple(
             EffectScale(
-                group.term.field,
-                tuple(next(effects).scale for _ in group.sds),
-                predictors.index(group.term.parameter),
+                term.field,
+                tuple(next(effects).scale for _ in term.effects),
+                predictors.index(term.parameter),
             )
-            for group in priors.groups
+            for term in self.group_terms
         )
 
     def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
         """For each group term T: the effects of a group are T v, with v standard normal."""
         priors = self.resolved_priors
-        return () if priors is None or not priors.groups else priors.effect_factors(theta[OWN])
+        if priors is None or not self.groups:
+            return ()
+        return priors.effect_factors(theta[OWN])[len(self.smooths) :]  # groups come last
 
     # Layout, names, checks ----------------------------------------------------------------
 
@@ -333,12 +338,12 @@ class LinearPredictorModel(CoefficientPriors):
         return theta
 
     def _columns(self, rows: Rows) -> int:
-        """Number of coefficients of a predictor: common ones and group effects."""
+        """Number of coefficients of a predictor: common and pooled ones."""
         groups = self.resolved_priors.groups if self.resolved_priors else ()
-        return len(common_columns(self.group_terms, rows)) + sum(group.size for group in groups)
+        return len(common_columns(self.pooled, rows)) + sum(group.size for group in groups)
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the parameters, with the effects of groups and hyperparameters apart.
+        """Name the parameters, with pooled coefficients and hyperparameters apart.
 
         Extra parameters are reported themselves, rather than on their coordinates.
         """
@@ -400,15 +405,14 @@ class LinearPredictorModel(CoefficientPriors):
 
     def labels(self, rows: Rows) -> Labels:
         """Label the entries of beta by columns of x, and group effects by levels."""
-        common = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
+        common = [rows.columns[j] for j in common_columns(self.pooled, rows)]
         named: Labels = {}
         for name, part in self._parts(self._columns(rows)).items():
             if name.endswith("beta"):
                 before = name.removesuffix("beta")
                 named[name] = (tuple(column.removeprefix(before) for column in common[part]),)
-        for term in self.group_terms:
-            levels = tuple(str(level) for level in rows.levels[term.field])
-            named |= dict.fromkeys(term.names, (levels,))
+        for term in self.pooled:
+            named |= dict.fromkeys(term.names, (term.levels(rows),))
         return named | ({} if self.resolved_priors is None else self.resolved_priors.labels())
 
     def expansions(self) -> dict[str, str | None]:
@@ -425,13 +429,14 @@ class LinearPredictorModel(CoefficientPriors):
             if rows.fields[name] != ():
                 noun = "outcome" if name == "y" else "number"
                 raise DataError(f"the field '{name}' must hold one {noun} per row.")
-        if self.groups and self.predictors(rows) > 1:
+        if self.pooled and self.predictor_per_class:
             raise SettingError(
-                f"groups need a family with one linear predictor, but {type(self).__name__} has "
-                f"{self.predictors(rows)}."
+                f"groups and smooths need a family with one linear predictor, but "
+                f"{type(self).__name__} has one per class; leave them out, or compare two classes "
+                "with family='logistic'."
             )
         check_groups(self.group_terms, rows)
-        columns = len(common_columns(self.group_terms, rows))
+        columns = len(common_columns(self.pooled, rows))
         if isinstance(self.prior_scale, tuple) and len(self.prior_scale) != columns:
             raise SettingError(
                 f"prior_scale has {len(self.prior_scale)} entries for {columns} columns of x."

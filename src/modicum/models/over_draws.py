@@ -266,7 +266,8 @@ def _expected_and_log_density(
 def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
     """Refuse an x whose number of columns is not that of the coefficients."""
     if isinstance(model, LinearPredictorModel) and "x" in fields and "beta" in draws:
-        needed, shape = draws["beta"].shape[-1], fields["x"].shape
+        pooled = sum(len(term.columns) for term in model.smooths)
+        needed, shape = draws["beta"].shape[-1] + pooled, fields["x"].shape
         if model.matrix(fields).coding is not None:
             return
         if len(shape) != 2 or shape[1] != needed:

@@ -202,7 +202,7 @@ class Target:
         model = self.model
         if not isinstance(model, LinearPredictorModel) or not model.has_groups:
             return None
-        if model.coding is None or model.resolved_priors is None:
+        if not model.group_terms or model.coding is None or model.resolved_priors is None:
             return None
         return arrow_layout(model.coding, len(model.resolved_priors.coefficients), self.size)
 

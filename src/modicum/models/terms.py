@@ -1,27 +1,132 @@
-"""Group terms: effects of the levels of a factor, with an estimated standard deviation.
+"""Pooled terms: coefficients with an estimated standard deviation, of groups and of smooths.
 
-Explicit effects are coefficients like any other: the model matrix has a column for each level, held
-as codes. What makes them group effects is their prior, N(0, sd^2) with an sd that is sampled.
+Explicit effects of groups are coefficients like any other: the model matrix has a column for each
+level, held as codes. What makes them group effects is their prior, N(0, sd^2) with an sd that is
+sampled. The columns of a smooth have the same prior.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.rows import CodedTerm, Coding, Rows
 from modicum.rows.formula.grouping import refuse_fractions
+from modicum.rows.json_entries import Json
 
 INTERCEPT = "1"  # a formula's symbol for an effect on the predictor itself
 CHUNK = 65_536
 REMOTE = 20  # standard deviations of a slope's column from 0, where intercepts are
 
 
+class PooledTerm(ABC):
+    """Coefficients of which those of a level have the prior N(0, Sigma), with Sigma estimated."""
+
+    kind: ClassVar[str]  # of its standard deviations in draws
+    parameter: str  # the parameter of the family whose predictor they enter; empty: the mean
+
+    @property
+    def effects(self) -> tuple[str, ...]:
+        """The coefficients of a level."""
+        return (INTERCEPT,)
+
+    @property
+    def before(self) -> str:
+        """What precedes the names of another predictor's parameters: "scale."."""
+        return f"{self.parameter}." if self.parameter else ""
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """The name under which its standard deviations have a prior."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Names of the coefficients in draws, one for each effect."""
+
+    @property
+    @abstractmethod
+    def sd_names(self) -> tuple[str, ...]:
+        """Labels of their standard deviations in draws."""
+
+    @property
+    def sd_keys(self) -> tuple[str, ...]:
+        """Their names in the summary, under which each can have a prior of its own."""
+        return tuple(f"{self.kind}[{name}]" for name in self.sd_names)
+
+    @property
+    def cor_names(self) -> tuple[str, ...]:
+        """Labels of their correlations in draws."""
+        return ()
+
+    @abstractmethod
+    def levels(self, rows: Rows) -> tuple[str, ...]:
+        """Labels of the levels."""
+
+    @abstractmethod
+    def columns_of(self, rows: Rows) -> list[int]:
+        """Positions in `rows.columns` of columns that are not common, because of the term."""
+
+    def coded(self, first: int, rows: Rows) -> list[CodedTerm]:
+        """Return its columns from `first` on, if rows hold them as codes."""
+        del first, rows
+        return []
+
+
 @dataclass(frozen=True)
-class GroupTerm:
+class SmoothTerm(PooledTerm):
+    """Columns whose coefficients have one standard deviation, as the wiggles of a smooth have.
+
+    Parameters
+    ----------
+    name
+        Its name in draws: ``s(hour)``.
+    columns
+        Names of its columns.
+    key
+        The term of the formula to which it belongs, which may have several such parts.
+    parameter
+        The parameter of the family whose predictor they enter; empty: the mean.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    key: str = ""
+    parameter: str = ""
+
+    kind: ClassVar[str] = "smooth_sd"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))  # a list, from a file
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name."""
+        return (self.name,)
+
+    sd_names = names
+
+    def levels(self, rows: Rows) -> tuple[str, ...]:
+        """Numbers of the columns."""
+        del rows
+        return tuple(str(j + 1) for j in range(len(self.columns)))
+
+    def columns_of(self, rows: Rows) -> list[int]:
+        """Positions of its columns."""
+        absent = [name for name in self.columns if name not in rows.columns]
+        if absent:
+            raise DataError(f"the rows lack the column {absent[0]!r} of {self.name}: fit again.")
+        return [rows.columns.index(name) for name in self.columns]
+
+
+@dataclass(frozen=True)
+class GroupTerm(PooledTerm):
     """Effects that vary between the levels of a factor: ``(1 + hour | dest)`` of a formula.
 
     Parameters
@@ -47,6 +152,8 @@ class GroupTerm:
     correlated: bool = True
     parameter: str = ""
 
+    kind: ClassVar[str] = "group_sd"
+
     def __post_init__(self) -> None:
         effects = self.effects
         if isinstance(effects, str) or not isinstance(effects, Sequence) or not effects:
@@ -68,24 +175,33 @@ class GroupTerm:
         return tuple(f"{self.before}{effect}|{self.field}" for effect in self.effects)
 
     @property
-    def before(self) -> str:
-        """What precedes the names of another predictor's parameters: "scale."."""
-        return f"{self.parameter}." if self.parameter else ""
-
-    @property
     def key(self) -> str:
         """The name under which its standard deviations have a prior."""
         return f"{self.before}{self.field}"
+
+    def levels(self, rows: Rows) -> tuple[str, ...]:
+        """Levels of the factor."""
+        return tuple(str(level) for level in rows.levels[self.field])
+
+    def columns_of(self, rows: Rows) -> list[int]:
+        """Positions of contrasts between its levels, which all have effects instead."""
+        coding, own = rows.coding or Coding(), (self.field, self.parameter)
+        contrasts = [t for t in coding.terms if t.scale is None and t.width]
+        mine = [t for t in contrasts if (t.field, coding.parameters[t.first]) == own]
+        return [j for t in mine for j in range(t.first, t.first + t.width)]
+
+    def coded(self, first: int, rows: Rows) -> list[CodedTerm]:
+        """Return one block of columns for each effect."""
+        size = len(rows.levels[self.field])
+        return [
+            CodedTerm(self.field, first + j * size, size, False, _scale_of(effect, rows))
+            for j, effect in enumerate(self.effects)
+        ]
 
     @property
     def sd_names(self) -> tuple[str, ...]:
         """Labels of their standard deviations in the draws of `group_sd`."""
         return tuple(self.key if e == INTERCEPT else f"{self.key}:{e}" for e in self.effects)
-
-    @property
-    def sd_keys(self) -> tuple[str, ...]:
-        """Their names in the summary, under which each can have a prior of its own."""
-        return tuple(f"group_sd[{name}]" for name in self.sd_names)
 
     @property
     def has_slopes(self) -> bool:
@@ -104,6 +220,11 @@ class GroupTerm:
             return ()
         pairs = [(a, b) for i, a in enumerate(self.effects) for b in self.effects[:i]]
         return tuple(f"{self.key}:{b},{a}" for a, b in pairs)
+
+
+def tidy_smooths(smooths: Sequence[SmoothTerm | Mapping[str, Json]]) -> tuple[SmoothTerm, ...]:
+    """Return smooths as a tuple; a file has them as mappings."""
+    return tuple(SmoothTerm(**s) if isinstance(s, Mapping) else s for s in smooths)
 
 
 def tidy_groups(groups: object) -> tuple[GroupTerm, ...]:
@@ -134,49 +255,39 @@ def tidy_groups(groups: object) -> tuple[GroupTerm, ...]:
     return tuple(terms)
 
 
-def common_columns(groups: Sequence[GroupTerm], rows: Rows) -> tuple[int, ...]:
-    """Positions in `rows.columns` of the common columns: all but contrasts of a group's factor."""
-    if not groups or rows.coding is None:
-        return tuple(range(len(rows.columns)))
-    fields = {(term.field, term.parameter) for term in groups}
-    owner = rows.coding.parameters
-    own_terms = [
-        t
-        for t in rows.coding.terms
-        if t.scale is None and t.width and (t.field, owner[t.first]) in fields
-    ]
-    inside = {j for t in own_terms for j in range(t.first, t.first + t.width)}
-    return tuple(j for j in range(len(rows.columns)) if j not in inside)
-
-
-def group_coding(groups: Sequence[GroupTerm], rows: Rows) -> Coding | None:
-    """Return the coding of the model matrix: common columns, then one per effect and level.
+def common_columns(pooled: Sequence[PooledTerm], rows: Rows) -> tuple[int, ...]:
+    """Positions in `rows.columns` of the common columns: all but those of pooled terms.
 
     A factor that is a group has no treatment contrasts.
     """
-    if not groups:
+    inside = {j for term in pooled for j in term.columns_of(rows)}
+    return tuple(j for j in range(len(rows.columns)) if j not in inside)
+
+
+def pooled_coding(pooled: Sequence[PooledTerm], rows: Rows) -> Coding | None:
+    """Return the coding of the model matrix: common columns, then those of each pooled term."""
+    if not pooled:
         return rows.coding
-    common = common_columns(groups, rows)
-    place = {old: new for new, old in enumerate(common)}
     coding = rows.coding or Coding(tuple(range(len(rows.columns))))
-    dense = tuple(place[j] for j in coding.dense)
-    terms = [
-        CodedTerm(t.field, place[t.first], t.width, t.reference, t.scale)
-        for t in coding.terms
-        if t.first in place
-    ]
+    place = {old: new for new, old in enumerate(common_columns(pooled, rows))}
+    kept = [replace(t, first=place[t.first]) for t in coding.terms if t.first in place]
     predictors = []
     for parameter, *ends in coding.predictors:
-        kept = [place[j] for j in range(*ends) if j in place]
-        predictors += [(parameter, kept[0], kept[-1] + 1)] * bool(kept)
-    first = len(common)
-    for group in groups:
-        start, levels = first, len(rows.levels[group.field])
-        for effect in group.effects:
-            terms.append(CodedTerm(group.field, first, levels, False, _scale_of(effect, rows)))
-            first += levels
-        predictors += [(group.parameter, start, first)] * bool(group.parameter)
-    return Coding(dense, tuple(terms), coding.further, tuple(predictors))
+        common = [place[j] for j in range(*ends) if j in place]
+        if common:
+            predictors.append((parameter, common[0], common[-1] + 1))
+    first = len(place)
+    for term in pooled:
+        coded, stop = term.coded(first, rows), first + len(term.effects) * len(term.levels(rows))
+        kept += coded
+        if not coded:
+            place |= {j: first + at for at, j in enumerate(term.columns_of(rows))}
+        predictors += [(term.parameter, first, stop)] * bool(term.parameter)
+        first = stop
+    dense = tuple(place[j] for j in coding.dense)
+    if rows.coding is None and not kept and dense == coding.dense:
+        return None
+    return Coding(dense, tuple(kept), coding.further, tuple(predictors))
 
 
 def effect_columns(term: GroupTerm, rows: Rows, x: np.ndarray) -> np.ndarray:

@@ -41,12 +41,13 @@ from modicum.passes.integrated_groups import draw_effects, effect_moments
 from modicum.posterior.draws import Draws, affordable, check_interval, thinned, weights_of
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, flat_points
+from modicum.posterior.smooth_curves import smooth_table, smooths_of
 from modicum.posterior.summary import interval_columns
 from modicum.posterior.weighted import (
     normalised,
+    tabulated,
     weighted_mcse,
     weighted_mean,
-    weighted_quantile,
     weighted_variance,
 )
 from modicum.rows import Rows
@@ -72,17 +73,20 @@ def effects(
     draws: int | None = None,
     prob: float = 0.9,
 ) -> pd.DataFrame:
-    """Tabulate the effects of groups: mean, sd, interval, and number of rows.
+    """Tabulate the effects of groups, or a smooth: mean, sd, interval, and number of rows.
 
-    Effects that were integrated out are computed now, given draws of all other parameters, from
+    A smooth, named as in ``post.effects("s(hour)")``, is tabulated along its variable in the units
+    of the data, as differences of the predictor from its average over the rows of the fit. Effects
+    of groups that were integrated out are computed now, given draws of all other parameters, from
     the rows of the requested groups.
 
     Parameters
     ----------
     group
-        The field the rows are grouped by; may be left out if there is only one.
+        The field the rows are grouped by, or a smooth; may be left out if there is only one.
     levels
-        Groups to tabulate, by their values; all by default.
+        Groups to tabulate, by their values; all by default. Of a smooth, values of its variable
+        (pairs of values, of a smooth of two), by default a grid.
     rows
         The rows the posterior was sampled with, or their table; needed for integrated effects
         if the posterior was loaded from a file without its rows.
@@ -113,8 +117,10 @@ def effects(
     """
     rows_of_fit = post.rows_if_any(rows, "a table of effects")
     check_interval(prob)
-    model = post.fitted_model()
-    group = _group_of(model, group, levels)
+    model, smooths = post.fitted_model(), smooths_of(post)
+    group = _group_of(model, tuple(smooths), group, levels)
+    if group in smooths:
+        return smooth_table(post, smooths[group], levels, prob)
     if model.integrated_group != group:
         return _explicit_effects(post, rows_of_fit, group, levels, prob)
     if rows_of_fit is None:
@@ -142,18 +148,18 @@ def groups_of(rows: Rows, factor: str) -> GroupedRows:
     return GroupedRows(rows, GroupIndex.of(rows, factor))
 
 
-def _group_of(model: BaseModel, group: str | None, levels: object) -> str:
-    """Return the factor asked for, or the only one there is.
+def _group_of(model: BaseModel, smooths: tuple[str, ...], group: str | None, levels: object) -> str:
+    """Return the factor or smooth asked for, or the only one there is.
 
     Refuse a factor without effects, and levels that are not a list.
     """
-    names = group_names(model)
+    names = (*group_names(model), *smooths)
     if group is None:
         if len(names) != 1:
             raise SettingError(
-                f"name the group whose effects to tabulate: {', '.join(names)}."
+                f"name the group or smooth to tabulate: {', '.join(names)}."
                 if names
-                else "there are no effects to tabulate; the model has no groups."
+                else "there are no effects to tabulate; the model has no groups or smooths."
             )
         (group,) = names
     if group not in names:
@@ -219,14 +225,7 @@ def _explicit_effects(
     fit_levels = _levels_of_fit(post, rows, group)
     names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
     called = np.asarray(names_of_levels, object)[ids]
-    return _frame(_tabulated(x, weights, prob), model, group, called, size, prob, weights.size)
-
-
-def _tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
-    """Return mean, sd, interval and Monte Carlo error of draws (chain, draw, ...), last axis."""
-    low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
-    sd, error = np.sqrt(weighted_variance(x, weights)), weighted_mcse(x, weights)
-    return np.stack([weighted_mean(x, weights), sd, low, high, error], axis=-1)
+    return _frame(tabulated(x, weights, prob), model, group, called, size, prob, weights.size)
 
 
 def _mixtures(
@@ -409,7 +408,7 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     if len(shares) > 1:
         shares["all groups"] = sum(between.values()) / total
     x = np.stack(list(shares.values()), axis=-1)
-    table = _tabulated(x, weights_of(post), prob)[:, :4]
+    table = tabulated(x, weights_of(post), prob)[:, :4]
     index = pd.Index(list(shares), name="group")
     return pd.DataFrame(table, index=index, columns=interval_columns(prob)[:4])
 

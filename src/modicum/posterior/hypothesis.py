@@ -23,7 +23,7 @@ from modicum.posterior.summary import interval_columns, summary
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows.checks import names_like
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.formula.interpreter import evaluate
+from modicum.rows.formula.interpreter import LevelArray, evaluate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,6 +115,10 @@ class _NamedScalars(NamedTuple):
         if name not in self.names:
             raise UnknownNameError(f"there is no {name!r}: {names_like(name, self.names)}")
         return np.asarray(self.post[self.names[name]], float)
+
+    def levels(self, name: str) -> LevelArray:
+        """Refuse levels, which draws do not have."""
+        raise SettingError(f"{name!r} is a number, and has no levels.")
 
     def row(self, index: int) -> int:
         """Return the number of a draw."""

@@ -29,7 +29,8 @@ from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.group_effects import effect_names, effects, group_names, shrinkage
 from modicum.posterior.marginal import by_class, marginal
 from modicum.posterior.ppc import PredictiveCheck, ppc
-from modicum.posterior.summary import summary
+from modicum.posterior.smooth_curves import smooth_table, smooths_of
+from modicum.posterior.summary import is_pooled, summary
 from modicum.rows import Rows
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ def report_page(post: FittedDraws, title: str | None, prob: float, data: RowsLik
         _section("Can it be trusted?", _trust(traffic_lights), _warnings(post)),
         _section("Coefficients", _coefficients(estimates)),
         *([] if model is None else _groups(post, model, prob, data)),
+        *_smooths(post, prob),
         _section("What each column does", _columns(post, columns, prob, data)) if columns else None,
         _section("Does it look like the data?", _note(why) if check is None else _check(check)),
         _section("What it cost", _cost(post)),
@@ -356,7 +358,7 @@ def _warnings(post: FittedDraws) -> Markup | None:
 
 
 def _coefficients(estimates: pd.DataFrame) -> list[Markup]:
-    effects = [name for name in estimates.index if "|" in str(name).split("[")[0]]
+    effects = [name for name in estimates.index if is_pooled(str(name))]
     rest = estimates.drop(index=effects)
     first = rest.head(MOST_LINES)
     low, high = first.columns[2], first.columns[3]
@@ -399,6 +401,21 @@ def _groups(
             frame = effects(post, group, rows=rows, prob=prob)
             shown = [*_effects(frame), *_shrinkages(post, group, frame, rows, prob)]
         yield _section(f"Effects of {group}", shown)
+
+
+def _smooths(post: FittedDraws, prob: float) -> Iterator[Markup]:
+    """Yield a section for every smooth of one variable."""
+    for name, smooth in smooths_of(post).items():
+        if len(smooth.variables) > 1:
+            continue
+        table, (variable,) = smooth_table(post, smooth, prob=prob), smooth.variables
+        parts = {"": table} if smooth.by is None else dict(iter(table.groupby(level=0)))
+        shown = [
+            _effect(str(level), variable, part.droplevel(0) if level else part, "predictor")
+            for level, part in parts.items()
+        ]
+        about = "The predictor minus its average over the rows of the fit."
+        yield _section(f"Smooth {name}", [_note(about), *shown])
 
 
 def _effects(frame: pd.DataFrame) -> list[Markup]:
@@ -476,10 +493,10 @@ def _column_names(post: FittedDraws, data: RowsLike | None) -> list[str]:
     return [*(schema.columns[k] for k in places), *coded][:MOST_COLUMNS]
 
 
-def _effect(caption: str, name: str, table: pd.DataFrame) -> Markup:
+def _effect(caption: str, name: str, table: pd.DataFrame, up: str = "expected outcome") -> Markup:
     band = Band.of(table, table.columns[2], "mean", table.columns[3])
     if table.index.dtype.kind in "fiu" and len(table) > 2:
-        picture = band_chart(table.index.to_numpy(float), band, name, "expected outcome")
+        picture = band_chart(table.index.to_numpy(float), band, name, up)
     else:
         picture = forest([f"{name} = {_label(level)}" for level in table.index], band)
     return tag("figure", tag("figcaption", caption), picture)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Statistic: TypeAlias = Callable[[dict[str, np.ndarray]], float | Mapping[str, float]]
 """Maps the chains' current draws, arrays (chain, *shape) by name, to one number or a dict."""
-EFFECTS = "|"  # marks effects of groups, such as "1|ward"; they may be thousands, and come last
+EFFECTS = "|("  # mark pooled coefficients, "1|ward" and "s(hour)"; they may be many, and come last
 CURVE_POINTS = 50  # default number of points of a learning curve
 
 
@@ -63,7 +63,7 @@ def summary(
         post, multiplies = _exponentiated(post), post.fitted_model().row_model.multiplies
     superchains, weights = post.settings.get("superchains"), post.unequal_weights
     if names is None:
-        names = sorted(post.draws, key=lambda name: EFFECTS in name)
+        names = sorted(post.draws, key=is_pooled)
     requests = [names] if isinstance(names, str) else list(names)
     ends = ((1 - prob) / 2, (1 + prob) / 2)
     parts = []
@@ -97,10 +97,15 @@ def _exponentiated(post: FittedDraws) -> FittedDraws:
             "exponentials mean nothing: leave exponentiate out, or compare predictions, by "
             "post.contrast(column, comparison='ratio')."
         )
-    names = [name for name in post.draws if name in ("beta", "intercept") or EFFECTS in name]
+    names = [name for name in post.draws if name in ("beta", "intercept") or is_pooled(name)]
     draws = {name: np.exp(np.asarray(post.draws[name], float)) for name in names}
     labels = {name: labels for name, labels in post.labels.items() if name in draws}
     return replace(post, draws=draws, labels=labels)
+
+
+def is_pooled(name: str) -> bool:
+    """Whether a parameter or a scalar is an effect of a group's level, or part of a smooth."""
+    return any(mark in name.split("[")[0] for mark in EFFECTS)
 
 
 def interval_columns(prob: float) -> list[str]:

@@ -160,3 +160,10 @@ def diagnose(
     if superchains is not None:
         measured["nested_r_hat"] = np.asarray(nested_r_hat(compared, superchains))
     return measured
+
+
+def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
+    """Return mean, sd, interval and Monte Carlo error of draws (chain, draw, ...), last axis."""
+    low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
+    sd, error = np.sqrt(weighted_variance(x, weights)), weighted_mcse(x, weights)
+    return np.stack([weighted_mean(x, weights), sd, low, high, error], axis=-1)

@@ -34,7 +34,7 @@ from modicum.models.priors.exact import (
     SharedScale,
     covariance_factor,
 )
-from modicum.models.terms import GroupTerm
+from modicum.models.terms import GroupTerm, PooledTerm, SmoothTerm
 from modicum.rows import Rows
 from modicum.rows.json_entries import Json
 from modicum.runtime import Pytree
@@ -144,7 +144,7 @@ def is_of_exponential(name: str, prior: Prior) -> bool:
 
 @dataclass(frozen=True)
 class GroupPrior:
-    """The prior of the effects of one group term.
+    """The prior of the coefficients of one pooled term.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ class GroupPrior:
         Prior of their correlations.
     """
 
-    term: GroupTerm
+    term: PooledTerm
     levels: int
     sds: tuple[Prior, ...]
     correlation: LKJ
@@ -191,7 +191,8 @@ class GroupPrior:
         correlation = prior_from_dict(saved["correlation"])
         assert isinstance(correlation, LKJ)
         sds = tuple(prior_from_dict(prior) for prior in saved["sds"])
-        return cls(GroupTerm(**saved["term"]), int(saved["levels"]), sds, correlation)
+        term = GroupTerm if "field" in saved["term"] else SmoothTerm
+        return cls(term(**saved["term"]), int(saved["levels"]), sds, correlation)
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class ModelPriors:
     extras
         Priors of the other parameters, by name; for a parameter log_s, the prior of s.
     groups
-        Priors of effects, which follow the common coefficients in beta, in this order.
+        Priors of pooled terms, whose coefficients follow the common ones in beta, in this order.
     centres
         For extra parameters that are intercepts of predictors, the point in x where the prior
         holds, if it is not 0.
@@ -395,10 +396,21 @@ class ModelPriors:
 
     def labels(self) -> dict[str, tuple[tuple[str, ...], ...]]:
         """Names of the entries of the hyperparameters."""
-        sds = tuple(name for group in self.groups for name in group.term.sd_names)
-        cors = tuple(name for group in self.groups for name in group.term.cor_names)
-        named = {"group_sd": sds, "group_cor": cors}
+        sds = self._sd_names
+        named = {kind: tuple(n for k, n in sds if k == kind) for kind, _ in sds}
+        named["group_cor"] = tuple(n for group in self.groups for n in group.term.cor_names)
         return {name: (entries,) for name, entries in named.items() if entries}
+
+    @property
+    def _sd_names(self) -> list[tuple[str, str]]:
+        """Kind and label of each standard deviation, in the order of their logarithms."""
+        return [(group.term.kind, name) for group in self.groups for name in group.term.sd_names]
+
+    @property
+    def _sd_places(self) -> dict[str, np.ndarray]:
+        """Places of the standard deviations of each kind among all of them."""
+        kinds = np.array([kind for kind, _ in self._sd_names])
+        return {kind: np.flatnonzero(kinds == kind) for kind in dict.fromkeys(kinds.tolist())}
 
     def report(self, own: Theta) -> dict[str, Pytree]:
         """Return the hyperparameters under the names and in the units that draws show."""
@@ -406,7 +418,8 @@ class ModelPriors:
         if PARTIAL in own:
             named["group_cor"] = self._correlated(own[PARTIAL], correlations)
         if LOG_SD in own:
-            named["group_sd"] = jnp.exp(own[LOG_SD])
+            sds = jnp.exp(own[LOG_SD])
+            named |= {kind: sds[places] for kind, places in self._sd_places.items()}
         if HORSESHOE in own:
             scale = jnp.exp(own[HORSESHOE])
             named["horseshoe_scale"] = scale[0] if len(self.horseshoes) == 1 else scale
@@ -430,7 +443,9 @@ class ModelPriors:
         if "group_cor" in named:
             own[PARTIAL] = self._correlated(jnp.asarray(named.pop("group_cor")), partials_of)
         if self.groups:
-            own[LOG_SD] = jnp.log(named.pop("group_sd"))
+            places = self._sd_places
+            sds = jnp.concatenate([jnp.asarray(named.pop(kind)) for kind in places])
+            own[LOG_SD] = jnp.log(sds[np.argsort(np.concatenate(list(places.values())))])
         if self.horseshoes:
             scale = jnp.log(named.pop("horseshoe_scale"))
             own[HORSESHOE] = jnp.reshape(scale, (len(self.horseshoes),))
@@ -508,10 +523,10 @@ class ModelPriors:
             else:
                 described[keys[name]] = f"{prior}{at_mean if name in dict(self.centres) else ''}"
         for group in self.groups:
-            pairs = zip(group.term.sd_names, group.sds, strict=True)
-            described |= {f"group_sd[{name}]": str(prior) for name, prior in pairs}
+            pairs = zip(group.term.sd_keys, group.sds, strict=True)
+            described |= {key: str(prior) for key, prior in pairs}
             if group.partials:
-                described[f"group_cor[{group.term.field}]"] = str(group.correlation)
+                described[f"group_cor[{group.term.key}]"] = str(group.correlation)
         return described
 
 

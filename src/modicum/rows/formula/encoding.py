@@ -29,8 +29,8 @@ from modicum.rows.formula.evaluation import (
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.parsing import ParsedGroup
+from modicum.rows.formula.smooths import State
 from modicum.rows.formula.structure import Factor, MatrixLayout, Part, lay_out, reduced_parts
-from modicum.rows.formula.transforms import State
 from modicum.rows.json_entries import Json, mapping, plain, restored, sequence
 from modicum.rows.levels import kind_of
 from modicum.rows.sources import Source
@@ -113,6 +113,18 @@ class FormulaEncoding:
             slopes.append([part for of_term in parts for part in of_term])
         laid_out = [(term.name, term.parts, term.parameter) for term in self.terms]
         return lay_out(self.factors, laid_out, slopes)
+
+    @property
+    def smooths(self) -> tuple[tuple[str, tuple[str, ...], str, str], ...]:
+        """Name, columns, term and parameter of every block of columns that is pooled."""
+        found = []
+        for term in self.terms:
+            before = f"{term.parameter}." if term.parameter else ""
+            for f in dict.fromkeys(f for part in term.parts for f, _ in part):
+                for name, columns in self.factors[f].pooled:
+                    named = tuple(before + column for column in columns)
+                    found.append((before + name, named, before + term.name, term.parameter))
+        return tuple(found)
 
     @property
     def largest_group(self) -> str | None:

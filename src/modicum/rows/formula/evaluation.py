@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from modicum.rows.checks import (
 from modicum.rows.coding import Array, DType, Level, code_type, level_places
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
+from modicum.rows.formula.smooths import State
 from modicum.rows.formula.structure import Codes, Factor, Numbers
-from modicum.rows.formula.transforms import State
 from modicum.rows.levels import distinct, joined, kind_of, numbers
 from modicum.rows.sources import BATCH_ROWS, Source
 
@@ -70,6 +70,8 @@ class BatchColumns:
 
     def levels(self, name: str) -> LevelArray:
         """Return a column as levels, whatever its type."""
+        if self.batch is None:  # held as levels
+            return cast("LevelArray", self._held[name])
         values, codes = distinct(self._arrow(name), name, self.row_ids)
         return LevelArray(tuple(values), codes)
 
@@ -247,7 +249,7 @@ class Evaluated:
             )
         else:
             columns = np.broadcast_to(np.asarray(value, dtype=float), len(self._columns))[:, None]
-        if columns.shape[1] != len(factor.columns):
+        if columns.shape[1] != len(factor.names(False)):
             raise DataError(f"the encoding of {factor.label} is damaged: fit again.")
         return columns
 

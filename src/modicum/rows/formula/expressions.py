@@ -21,6 +21,7 @@ import numpy as np
 
 from modicum.errors import SettingError, suggestion
 from modicum.rows.coding import Array, Level, level_names
+from modicum.rows.formula.smooths import SMOOTHS
 from modicum.rows.formula.transforms import LEARNERS
 
 LONGEST = 10_000  # characters per expression
@@ -44,21 +45,24 @@ ARGUMENTS: dict[str, tuple[int, int]] = {
     **{name: (f.nin, f.nin) for name, f in ROW_BY_ROW.items() if isinstance(f, np.ufunc)},
     **dict.fromkeys(EXTREMES, (2, 100)),
     **{"where": (3, 3), "clip": (2, 3), "I": (1, 1), "Q": (1, 1), "C": (1, 4)},
+    **{"s": (1, 7), "te": (1, 5)},
 }
 KEYWORDS = {
     "clip": ("a_min", "a_max", "min", "max"),
     "C": ("contrasts", "levels", "spans_intercept"),
+    "s": ("k", "bs", "by", "lower_bound", "upper_bound", "extrapolation"),
+    "te": ("k", "extrapolation"),
 }
+VARIABLES = {"s": (1, 1), "te": (2, 3)}  # of a smooth, at least and at most
 # Functions whose arguments may be truths; those of all others are numbers.
 OF_TRUTHS = {*EXTREMES, "where", *(n for n in NUMPY if "logical" in n)}
-STATEFUL = tuple(LEARNERS)
+STATEFUL = (*LEARNERS, *SMOOTHS)
 NATURAL = 'cr(x, df=5, constraints="center")'
 CALLED_ELSEWHERE = {  # functions of R, mgcv, brms and patsy, and what to write instead
-    "s": f"bs(x, df=5), or {NATURAL}",
     "ns": NATURAL,
     "rcs": NATURAL,
-    "te": "bs(x, df=5):bs(z, df=5)",
-    "t2": "bs(x, df=5):bs(z, df=5)",
+    "ti": "te(x, z)",
+    "t2": "te(x, z)",
     "factor": "C(x)",
     "Surv": "'time | event(died) ~ ...', and one of the families for times",
     "cbind": "'wins | trials(games) ~ ...', and family='binomial'",
@@ -187,9 +191,39 @@ call functions by name only, as in log(x): compute such a column first.
 
     @property
     def label(self) -> str:
-        """The name of the expression in column names."""
+        """The name of the expression in column names; of a smooth, without its settings."""
+        if self.smooth is not None:
+            by = [] if self.by is None else [f"by={self.by}"]
+            return f"{function_of(self.smooth)}({', '.join([*self.variables, *by])})"
         name = self.bare
         return self.text if name is None else name
+
+    @property
+    def _call(self) -> ast.Call | None:
+        return self.tree if isinstance(self.tree, ast.Call) else None
+
+    @cached_property
+    def smooth(self) -> ast.Call | None:
+        """The call of a smooth, if the expression is one."""
+        call = self._call
+        return None if call is None or function_of(call) not in SMOOTHS else call
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What a smooth is a function of; empty if the expression is none."""
+        return () if self.smooth is None else tuple(map(self.source, self.smooth.args))
+
+    @property
+    def by(self) -> str | None:
+        """The column whose levels have smooths of their own."""
+        words = [] if self.smooth is None else self.smooth.keywords
+        by = next((word.value for word in words if word.arg == "by"), None)
+        if by is None:
+            return None
+        name = Expression(self.source(by)).bare
+        if name is None:
+            raise SettingError(f"{self.text}: by must be the name of a column of levels.")
+        return name
 
     @property
     def bare(self) -> str | None:
@@ -219,8 +253,8 @@ call functions by name only, as in log(x): compute such a column first.
 
         A B-spline of degree k is non-zero between k + 2 knots, so k + 1 of them are at any point.
         """
-        call = self.tree
-        if not isinstance(call, ast.Call) or function_of(call) != "bs":
+        call = self._call
+        if call is None or function_of(call) != "bs":
             return 0
         words = {word.arg: word.value for word in call.keywords}
         degree = call.args[3] if len(call.args) > 3 else words.get("degree")
@@ -230,8 +264,8 @@ call functions by name only, as in log(x): compute such a column first.
     @cached_property
     def categorical(self) -> CategoricalCall | None:
         """The arguments of C(...), if the expression is such a call."""
-        call = self.tree
-        if not isinstance(call, ast.Call) or function_of(call) != "C":
+        call = self._call
+        if call is None or function_of(call) != "C":
             return None
         inner = Expression(self.source(call.args[0]))
         if inner.stateful:
@@ -344,8 +378,13 @@ call functions by name only, as in log(x): compute such a column first.
             self._check_arguments(name, call)
         if name == "C" and len(call.args) > 2:
             raise SettingError(f"{self.text}: C takes levels by name, as in C(x, levels=[...]).")
-        if name == "C" and call is not self.tree:
-            raise SettingError(f"{self.text}: C(...) cannot be part of another expression.")
+        if name in ("C", *SMOOTHS) and call is not self.tree:
+            raise SettingError(f"{self.text}: {name}(...) cannot be part of another expression.")
+        if name in SMOOTHS and not VARIABLES[name][0] <= len(call.args) <= VARIABLES[name][1]:
+            raise SettingError(
+                f"{self.text}: {name} takes {'one column' if name == 's' else 'two or three'}, and "
+                "its settings by name, as in s(x, k=10) and te(x, z, k=5)."
+            )
         if name == "Q" and not isinstance(call.args[0], ast.Constant):
             raise SettingError("Q(...) takes the name of a column in quotation marks.")
 

@@ -7,14 +7,15 @@ state from all rows on the first reading, and it is kept by the text of their ca
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
-from modicum.rows.coding import Array, Level, level_places
+from modicum.errors import DataError, ModicumError, SettingError
+from modicum.rows.coding import Array, Level, level_key, level_places
 from modicum.rows.formula.expressions import (
     BINARY,
     COMPARISONS,
@@ -27,7 +28,9 @@ from modicum.rows.formula.expressions import (
     constant_of,
     function_of,
 )
-from modicum.rows.formula.transforms import SINGLE, State
+from modicum.rows.formula.smooths import SMOOTHS, By, State, smooth_columns
+from modicum.rows.formula.transforms import SINGLE
+from modicum.rows.levels import ordered
 
 LARGEST = 1_000  # number of knots, degrees of freedom or powers
 
@@ -61,6 +64,9 @@ class Columns(Protocol):
 
     def column(self, name: str) -> Array | LevelArray:
         """Return a column: floats, booleans or levels."""
+
+    def levels(self, name: str) -> LevelArray:
+        """Return a column as levels, whatever its type."""
 
     def row(self, index: int) -> int:
         """Return the row number in the source of a row of this batch."""
@@ -201,6 +207,8 @@ class _Interpreter:
             return self.value(call.args[0])
         if name == "Q":
             return self.columns.column(str(constant_of(call.args[0])))
+        if name in SMOOTHS:
+            return self._smooth(name, call)
         if name in STATEFUL:
             return self._transform(name, call)
         assert name is not None
@@ -223,36 +231,87 @@ class _Interpreter:
         data = np.asarray(self._number(call.args[0]), dtype=float)
         # Any: the transform checks what the user wrote
         options: list[Any] = [self.value(argument) for argument in call.args[1:]]
-        words: dict[str, Any] = {str(word.arg): self.value(word.value) for word in call.keywords}
-        if any(w.startswith("_") for w in words) or not _plain([*options, *words.values()]):
-            raise SettingError(f"{text} cannot be computed: check its arguments.")
-        sizes = [*options, words.get("df"), words.get("degree")]
-        if any(isinstance(size, int | float) and size > LARGEST for size in sizes):
-            raise SettingError(f"{text} would make more than {LARGEST:,} columns: use fewer.")
-        if text not in self.states and self.learn is None:
-            raise DataError(f"the encoding has no state for {text}: it is damaged, fit again.")
-        self._require_range(name, text, data, words, self.states.get(text, {}))
-        try:
+        words = self._words(call, options)
+        self._require_state(text)
+        state = self.states.get(text, {})
+        bounds = [state.get(w, words.get(w)) for w in ("lower_bound", "upper_bound")]
+        if name == "bs":
+            self._require_range(name, data, words, *bounds)
+        with _explained(text):
             if text not in self.states and self.learn is not None:
                 self.states[text] = self.learn(name, data, options, words)
             if self.learn is not None and name not in SINGLE:
                 data = data[:1]  # all columns of all rows would take much memory
             state = dict(self.states[text])
             result = TRANSFORMS[name](data, *options, **words, _state=state)
-        except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError) as e:
-            reason = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
-            raise SettingError(f"{text} cannot be computed ({reason}).") from None
         if state.keys() != self.states[text].keys():
             raise DataError(f"the encoding of {text} is incomplete: it is damaged, fit again.")
         return _as_columns(result, len(data))
 
+    def _smooth(self, name: str, call: ast.Call) -> ColumnArray:
+        """Return the columns of a smooth, which learns its state if the rows are all rows."""
+        text = self.expression.source(call)
+        columns = [np.asarray(self._number(argument), dtype=float) for argument in call.args]
+        x = np.stack(np.broadcast_arrays(*columns), axis=-1)
+        words = {"k": 10 if name == "s" else 5} | self._words(call, [], besides=("by",))
+        self._require_state(text)
+        with _explained(text):
+            by = self._levels(text)
+            if text not in self.states and self.learn is not None:
+                if not np.all(np.isfinite(x)):
+                    raise ValueError("some values are not finite")
+                self.states[text] = self.learn(name, x, [by], words)
+            state = self.states[text]
+            ends = [(v["lower_bound"], v["upper_bound"]) for v in state["variables"].values()]
+            for values, (low, high) in zip(x.T, () if state["cyclic"] else ends, strict=False):
+                self._require_range(name, values, words, low, high)
+            if self.learn is not None:
+                x, by = x[:1], None if by is None else by._replace(codes=by.codes[:1])
+            values = smooth_columns(state, x, by)
+        return ColumnArray(values, tuple(map(str, range(values.shape[1]))), False)
+
+    def _levels(self, text: str) -> By | None:
+        """Return the levels that have smooths of their own, in their order in the fit."""
+        by = self.expression.by
+        if by is None:
+            return None
+        array = self.columns.levels(by)
+        if text not in self.states:
+            levels = tuple(map(level_key, ordered(by, array.values)))
+        else:
+            levels = tuple(self.states[text]["levels"])
+        places = np.array(level_places(levels, array.values) or [-1])[array.codes]
+        if len(places) and places.min() < 0:
+            at = int(np.argmax(places < 0))
+            raise DataError(
+                f"column {by!r} holds {array.values[array.codes[at]]!r} in row "
+                f"{self.columns.row(at)}, and {text} has no smooth for it: leave such rows out."
+            )
+        return By(levels, places)
+
+    def _words(
+        self, call: ast.Call, options: list[object], besides: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Return the arguments by name of a transform; refuse what cannot be one."""
+        text = self.expression.source(call)
+        given = {str(word.arg): word.value for word in call.keywords if word.arg not in besides}
+        words = {name: self.value(value) for name, value in given.items()}
+        if any(w.startswith("_") for w in words) or not _plain([*options, *words.values()]):
+            raise SettingError(f"{text} cannot be computed: check its arguments.")
+        sizes = [*options, *(words.get(word) for word in ("df", "degree", "k"))]
+        if any(isinstance(size, int | float) and size > LARGEST for size in sizes):
+            raise SettingError(f"{text} would make more than {LARGEST:,} columns: use fewer.")
+        return words
+
+    def _require_state(self, text: str) -> None:
+        if text not in self.states and self.learn is None:
+            raise DataError(f"the encoding has no state for {text}: it is damaged, fit again.")
+
     def _require_range(
-        self, name: str, text: str, data: Array, words: dict[str, object], state: State
+        self, name: str, data: Array, words: dict[str, object], low: object, high: object
     ) -> None:
-        """Refuse values outside the range of a B-spline that has no extrapolation rule."""
-        low = state.get("lower_bound", words.get("lower_bound"))
-        high = state.get("upper_bound", words.get("upper_bound"))
-        if name != "bs" or words.get("extrapolation", "raise") != "raise" or len(data) == 0:
+        """Refuse values outside the range of a spline that has no extrapolation rule."""
+        if words.get("extrapolation", "raise") != "raise" or len(data) == 0:
             return
         outside = np.zeros(len(data), dtype=bool)
         if isinstance(low, int | float):
@@ -263,10 +322,22 @@ class _Interpreter:
             at = int(np.argmax(outside))
             lower, upper = ("..." if v is None else f"{v:g}" for v in (low, high))
             raise DataError(
-                f"{text} is a spline from {lower} to {upper}, and row {self.columns.row(at)} has "
-                f'{data[at]:g}: leave such rows out, or fit with extrapolation="clip" or '
-                '"extend" in bs(...).'
+                f"{self.expression.text} is a spline from {lower} to {upper}, and row "
+                f"{self.columns.row(at)} has {data[at]:g}: leave such rows out, or fit with "
+                f'extrapolation="clip" or "extend" in {name}(...).'
             )
+
+
+@contextmanager
+def _explained(text: str) -> Iterator[None]:
+    """Say why a transform cannot be computed."""
+    try:
+        yield
+    except ModicumError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError) as e:
+        reason = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
+        raise SettingError(f"{text} cannot be computed ({reason}).") from None
 
 
 def _plain(options: list[object]) -> bool:

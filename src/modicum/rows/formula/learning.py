@@ -22,8 +22,9 @@ from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
 from modicum.rows.formula.parsing import Formula, ParsedPredictor
+from modicum.rows.formula.smooths import State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
-from modicum.rows.formula.transforms import State, learned_state
+from modicum.rows.formula.transforms import learned_state
 from modicum.rows.levels import MOST_LEVELS, kind_of, ordered, reference_first, refuse_stray_text
 from modicum.rows.sources import Source
 
@@ -186,7 +187,15 @@ class _Reading:
         self.dropped = 0
         if not names and not self._drop:
             return
-        chunks: dict[str, list[Array]] = {n: [] for e in self._learners for n in e.names}
+        by: dict[str, list[LevelArray]] = {e.by: [] for e in self._learners if e.by is not None}
+        chunks: dict[str, list[Array]] = {
+            n: [] for e in self._learners for n in e.names if n not in by
+        }
+        for name in by:
+            if self.kinds[name] == "number":
+                raise DataError(
+                    f"column {name!r} holds numbers where by= needs levels: convert it to text."
+                )
         for name in chunks:
             if self.kinds[name] != "number":
                 raise DataError(
@@ -206,12 +215,15 @@ class _Reading:
                 check.add(weights[-1], columns.row_ids)
             for name, parts in chunks.items():
                 parts.append(np.asarray(columns.column(name)))
+            for name, levels in by.items():
+                levels.append(columns.levels(name))
         self.rows = rows
         if rows == 0:
             raise DataError(no_rows(self._drop))
         if check is not None:
             check.finish()
-        held = {name: np.concatenate(chunks.pop(name)) for name in list(chunks)}
+        held: dict[str, Array | LevelArray] = {n: _concatenated(parts) for n, parts in by.items()}
+        held |= {name: np.concatenate(chunks.pop(name)) for name in list(chunks)}
         all_rows = BatchColumns(None, np.arange(rows), held)
         learn = partial(learned_state, np.concatenate(weights) if weights else None)
         for expression in self._learners:
@@ -276,6 +288,10 @@ class _Reading:
         value = self._numbers.get(expression)
         if value is None or not value.names:
             return Factor(text, label, (label,))
+        if expression.smooth is not None:
+            state = self.states[expression.tidy]
+            plain, blocks = smooth_names(state, label, expression.variables)
+            return Factor(text, label, plain, blocks=blocks)
         names = tuple(f"{label}[{n}]" for n in value.names)
         return Factor(
             text, label, names, spans=value.spans, local=min(expression.local, len(names))
@@ -305,3 +321,14 @@ class _Reading:
             return False
         kind = None if column is None else self._source.types([column])[0]
         return not all(map(reads_as_number, texts)) and not getattr(kind, "ordered", False)
+
+
+def _concatenated(parts: Sequence[LevelArray]) -> LevelArray:
+    """Return the parts of a column as one; levels that no row has are left out."""
+    levels: dict[str, Level] = {}
+    for part in parts:
+        for at in np.unique(part.codes):
+            levels.setdefault(level_key(part.values[at]), part.values[at])
+    place = {key: at for at, key in enumerate(levels)}
+    codes = [np.array([place.get(level_key(v), 0) for v in p.values])[p.codes] for p in parts]
+    return LevelArray(tuple(levels.values()), np.concatenate(codes))

@@ -182,6 +182,8 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
     formula = Formula(
         text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields, others
     )
+    for predictor in (ParsedPredictor("", terms, intercept), *others):
+        _check_smooths(predictor, groups)
     named = [other.parameter for other in others]
     if len(set(named)) < len(named):
         raise SettingError(f"the formula {text!r} has a parameter twice: keep one of its formulas.")
@@ -203,6 +205,31 @@ def _parameter(left: str, text: str) -> str:
             "the family is expected, as in 'y ~ a; scale ~ b'."
         )
     return left.strip()
+
+
+def _check_smooths(predictor: ParsedPredictor, groups: Sequence[ParsedGroup]) -> None:
+    """Refuse smooths that are part of a term, and smooths by levels without their means."""
+    own = [group for group in groups if group.parameter == predictor.parameter]
+    slopes = [tuple(map(Expression, slope)) for group in own for slope in group.slopes]
+    terms = predictor.terms
+    labels = [factor.label for term in terms for factor in term if factor.smooth is not None]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        raise SettingError(f"the formula has the smooth {label} twice: leave one of them out.")
+    for term in [*terms, *slopes]:
+        smooth = next((factor for factor in term if factor.smooth is not None), None)
+        if smooth is None:
+            continue
+        if len(term) > 1 or term in slopes:
+            raise SettingError(
+                f"the smooth {smooth.text} must be a term of its own: write s(x, by=f) for one "
+                "curve for each level of f, and te(x, z) for a surface."
+            )
+        means = {t[0].inner.bare for t in terms if len(t) == 1} | {g.group[-1] for g in own}
+        if smooth.by is not None and smooth.by not in means:
+            raise SettingError(
+                f"the curves of {smooth.text} are differences from the mean of each level, so the "
+                f"formula must have the means too: add {smooth.by}, or (1 | {smooth.by})."
+            )
 
 
 def _in_backticks(text: str, columns: Sequence[str]) -> str:

@@ -52,6 +52,9 @@ class Factor:
     local
         Number of adjacent columns that contain all non-zero values of a row, as for B-splines;
         0 if unknown.
+    blocks
+        Of a smooth, name and size of each block of columns whose coefficients have a common,
+        estimated standard deviation; they come after `columns`.
     """
 
     expression: str
@@ -61,6 +64,7 @@ class Factor:
     contrast: Contrast | None = None
     spans: bool = False
     local: int = 0
+    blocks: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.local > len(self.columns):
@@ -72,12 +76,20 @@ class Factor:
 
     def names(self, reduced: bool) -> tuple[str, ...]:
         """Names of the factor's columns."""
+        if self.blocks:
+            return (*self.columns, *(name for _, names in self.pooled for name in names))
         if not self.levels:
             return self.columns[1:] if reduced and self.spans else self.columns
         if reduced and self.contrast:
             return tuple(f"{self.label}[{n}]" for n in self.contrast.matrix(self.levels)[1])
         names = level_names(self.levels)
         return tuple(f"{self.label}[{name}]" for name in names[int(reduced) :])
+
+    @property
+    def pooled(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Name and columns of each block."""
+        numbered = [(name, range(1, size + 1)) for name, size in self.blocks]
+        return tuple((name, tuple(f"{name}[{j}]" for j in places)) for name, places in numbered)
 
     def matrix(self, reduced: bool) -> Array:
         """Return the numbers in the factor's columns, one row per level."""
@@ -211,7 +223,7 @@ def lay_out(
     terms: Sequence[tuple[str, tuple[Part, ...], str]],
     slopes: Sequence[Sequence[Part]] = (),
 ) -> MatrixLayout:
-    """Lay out the columns: those of a term are adjacent, in the order of the terms.
+    """Lay out the columns in the order of the terms, those of blocks of smooths last.
 
     Parameters
     ----------
@@ -227,21 +239,23 @@ def lay_out(
     places: dict[str, tuple[int, ...]] = {}
     dense: list[tuple[Numbers, int]] = []
     coded: list[tuple[_Block, int]] = []
-    predictors: dict[str, tuple[str, int, int]] = {}
-    for term, parts, parameter in terms:
+    predictors: dict[tuple[str, bool], tuple[str, int, int]] = {}
+    pooled = {name for factor in factors for _, of_block in factor.pooled for name in of_block}
+    for last, (term, parts, parameter) in product((False, True) if pooled else (False,), terms):
         start, before = len(names), f"{parameter}." if parameter else ""
-        for part in parts:
-            for block in _blocks(factors, part):
-                if block.codes is None:
-                    assert block.numbers is not None
-                    dense.append((block.numbers, len(names)))
-                else:
-                    coded.append((block, len(names)))
-                names += [before + name for name in block.names]
-        places[before + term] = tuple(range(start, len(names)))
-        if parameter:
-            first = predictors.get(parameter, (parameter, start, start))[1]
-            predictors[parameter] = parameter, first, len(names)
+        for block in (block for part in parts for block in _blocks(factors, part)):
+            if last == pooled.isdisjoint(block.names):
+                continue
+            if block.codes is None:
+                assert block.numbers is not None
+                dense.append((block.numbers, len(names)))
+            else:
+                coded.append((block, len(names)))
+            names += [before + name for name in block.names]
+        places[before + term] = (*places.get(before + term, ()), *range(start, len(names)))
+        if parameter and start < len(names):
+            first = predictors.get((parameter, last), (parameter, start, start))[1]
+            predictors[parameter, last] = parameter, first, len(names)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(

@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 
 from modicum.rows.coding import Array
-
-State: TypeAlias = dict[str | int, object]
-"""The learned state of a transform: numbers, and lists and mappings of numbers."""
+from modicum.rows.formula.smooths import SMOOTHS, State, learn_smooth
 
 SINGLE = ("center", "scale", "standardize")  # transforms from one column to one column
 
@@ -92,7 +89,7 @@ def learned_state(
     name
         The transform, such as "bs".
     values
-        Its column, of all rows.
+        Its column, of all rows; its columns, (rows, columns), if it is a smooth.
     options, words
         What the formula passes to the transform besides the column.
 
@@ -103,7 +100,10 @@ def learned_state(
     >>> print(state["center"])
     1.25
     """
-    learner: Callable[..., State] = LEARNERS[name]  # it checks what the user wrote
+    if name in SMOOTHS:
+        check: Callable[..., State] = learn_smooth  # it checks what the user wrote
+        return check(values, weights, *options, **words)
+    learner: Callable[..., State] = LEARNERS[name]
     return learner(_Column.of(values, weights), *options, **words)
 
 
