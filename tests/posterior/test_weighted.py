@@ -9,6 +9,7 @@ from modicum.diagnostics import batch_means_variance, inefficiency, r_hat
 from modicum.posterior.weighted import (
     influence,
     kish_share,
+    sample_sd,
     weighted_ess,
     weighted_ess_tail,
     weighted_mcse,
@@ -93,3 +94,13 @@ def test_signs_that_cancel_say_nothing():
             assert np.isnan(measure(x, sign)).all()
         assert np.isnan(weighted_quantile(x, sign, [0.1, 0.9])).all()
         assert np.isnan(weighted_ess_tail(x, sign)).all()
+
+
+def test_many_draws_are_shared_between_threads(monkeypatch):
+    x = np.random.default_rng(1).normal(size=(40, 30, 3, 2))
+    few = [weighted_quantile(x, None, (0.05, 0.95)), weighted_quantile(x, None, 0.5), sample_sd(x)]
+    monkeypatch.setattr("modicum.posterior.weighted.LARGE", 10)
+    many = [weighted_quantile(x, None, (0.05, 0.95)), weighted_quantile(x, None, 0.5), sample_sd(x)]
+    assert [a.shape for a in many] == [(2, 3, 2), (3, 2), (3, 2)]
+    for a, b in zip(few, many, strict=True):
+        np.testing.assert_allclose(a, b)

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from modicum.errors import SettingError, UnknownNameError, is_number, suggestion, whole_number
 from modicum.ledger import Ledger
 from modicum.posterior.weighted import (
+    sample_sd,
     weighted_covariance,
     weighted_mean,
     weighted_quantile,
@@ -187,7 +188,7 @@ class Draws:
             return np.sqrt(weighted_variance(x, weights))
         if x.shape[0] * x.shape[1] < 2:
             return np.full(x.shape[2:], np.nan)
-        return np.asarray(x.std(axis=(0, 1), ddof=1))
+        return sample_sd(x)
 
     def quantile(self, name: str, q: ArrayLike) -> np.ndarray:
         """Return posterior quantiles, of shape (*q.shape, *shape)."""
