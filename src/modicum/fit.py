@@ -18,7 +18,6 @@ from modicum.models import (
     BaseModel,
     GroupTerm,
     LinearPredictorModel,
-    Ordinal,
 )
 from modicum.models.families import family_named
 from modicum.models.model import Params
@@ -377,7 +376,7 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
             f"the outcome {outcome.expression!r} has {len(levels)} levels ({listed}), and {name} "
             f"needs two: write {outcome.expression} == {levels[-1]!r}, or use family='softmax'."
         )
-    if isinstance(model, Ordinal) and outcome.alphabetical:
+    if model.has_order and outcome.alphabetical:
         raise SettingError(
             f"the levels of the outcome {outcome.expression!r} are in alphabetical order "
             f"({listed}), and {name} needs their actual order: make it an ordered category, or "

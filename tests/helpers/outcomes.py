@@ -66,6 +66,13 @@ DRAWN = {
         np.exp(eta + 0.7 * rng.normal(size=len(eta))) * (rng.random(len(eta)) > 0.3)
     ),
     "Ordinal": lambda rng, eta: np.searchsorted(CUTS, eta + rng.logistic(size=len(eta))),
+    "StoppingRatio": lambda rng, eta: np.cumprod(
+        rng.logistic(size=(len(eta), 3)) > CUTS - eta[:, None], axis=1
+    ).sum(axis=1),
+    "AdjacentCategory": lambda rng, eta: np.argmax(
+        np.arange(4) * eta[:, None] - np.r_[0, CUTS.cumsum()] + rng.gumbel(size=(len(eta), 4)),
+        axis=1,
+    ),
     "Exponential": lambda rng, eta: _censored(rng, rng.exponential(np.exp(eta))),
     "Weibull": lambda rng, eta: _censored(rng, np.exp(eta) * rng.weibull(1.5, len(eta))),
     "AsymmetricLaplace": lambda rng, eta: eta + rng.laplace(size=len(eta)),

@@ -84,6 +84,8 @@ def test_a_formula_without_the_field_says_what_belongs_there(family, formula, wo
         (lambda: M.AsymmetricLaplace(smoothing=-1), "smoothing must be 0 or"),
         (lambda: M.Ordinal(intercept=False), "cutpoints in place of an intercept"),
         (lambda: M.Ordinal(classes=2), "classes"),
+        (lambda: M.Ordinal(link="cauchit"), "there is no link 'cauchit'"),
+        (lambda: M.StoppingRatio(intercept=False), "StoppingRatio has cutpoints in place"),
         (lambda: M.Gamma().derivatives(np.zeros(1), np.zeros(1)), "the parameter shape beside"),
     ],
 )
@@ -207,6 +209,8 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
         ("inverse.gaussian", "inverse-gaussian"),
         ("Student_T", "student-t"),
         ("gaussian(log)", "gaussian-log"),
+        ("sratio", "stopping-ratio"),
+        ("acat", "adjacent-category"),
     ],
 )
 def test_names_of_brms_and_bambi_work(theirs, ours):
@@ -228,7 +232,8 @@ def test_ordered_classes_are_not_made_of_an_alphabet():
 
     def outcome(column, formula="r ~ x"):
         rows = read_formula(formula, ratings.assign(r=column), progressbar=False).rows
-        model_for(rows, "ordinal")
+        for name in ("ordinal", "stopping-ratio", "adjacent-category"):
+            model_for(rows, name)
         return rows.outcome_levels
 
     ordered = pd.Categorical(ratings.r, ["low", "medium", "high"])

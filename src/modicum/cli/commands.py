@@ -117,7 +117,7 @@ Quantile = Annotated[
     typer.Option(help="The quantile to regress (asymmetric-laplace); default 0.5."),
 ]
 Link = Annotated[
-    str | None, typer.Option(help=f"One of {', '.join(LINKS)} (binomial); default logit.")
+    str | None, typer.Option(help=f"One of {', '.join(LINKS)} (binomial, ordinal); default logit.")
 ]
 Classes = Annotated[
     int | None,

@@ -63,6 +63,8 @@ ELSEWHERE = {  # what brms calls parameters of ours
     "phi": "precision",
     "zi": "zero_inflation",
     "hu": "zero_chance",
+    "zoi": "edge_chance",
+    "coi": "one_share",
 }
 
 
@@ -78,6 +80,7 @@ class Coordinate(NamedTuple):
 COORDINATES = (
     Coordinate("log_", 5.0, jnp.exp, jnp.log),  # from 3e-7 to 3e6 within three sds
     Coordinate("logit_", 2.5, jax.nn.sigmoid, logit),  # from 0.0006 to 0.9994
+    Coordinate("", 5.0, lambda x: x, lambda x: x),  # a parameter that may be any number
 )
 
 
@@ -89,7 +92,7 @@ def coordinate_of(name: str) -> tuple[Coordinate, str]:
     >>> coordinate_of("log_scale")[1]
     'scale'
     """
-    (found,) = [one for one in COORDINATES if name.startswith(one.prefix)]
+    found = next(one for one in COORDINATES if name.startswith(one.prefix))
     return found, name.removeprefix(found.prefix)
 
 

@@ -76,6 +76,7 @@ class LinearPredictorModel(CoefficientPriors):
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the observed fields of a row
     field_meaning: ClassVar[dict[str, str]] = {}  # completes "COLUMN is ..." for a field
     predictor_per_class: ClassVar[bool] = False  # rather than a single one
+    has_order: ClassVar[bool] = False  # whether outcomes are classes in their order
     # Whether `derivatives` also takes NumPy arrays (`modicum.arrays`), so that sums over all rows
     # need no compiler.
     on_numpy: ClassVar[bool] = False
@@ -417,7 +418,8 @@ class LinearPredictorModel(CoefficientPriors):
 
     def expansions(self) -> dict[str, str | None]:
         """Expand the extra parameters: logarithms, or logits, which for small chances are alike."""
-        return dict.fromkeys(n for n in self.extras if parameter_of(n) not in self.modelled)
+        bounded = [name for name in self.extras if parameter_of(name) != name]
+        return dict.fromkeys(name for name in bounded if parameter_of(name) not in self.modelled)
 
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, scales of the wrong length, and outcomes out of support."""

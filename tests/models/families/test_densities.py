@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 import modicum as mo
 from helpers.outcomes import family, family_rows
@@ -72,10 +72,31 @@ def _hurdle(other):
 AMOUNTS = (_gamma, _lognormal)  # which are never 0
 
 
-def _ordinal(b, e, cuts):
-    edges = np.r_[-np.inf, cuts, np.inf]
-    k = b["y"].astype(int)
-    return np.log(_sigmoid(edges[k + 1] - e) - _sigmoid(edges[k] - e))
+def _ordinal(cdf):
+    def density(b, e, cuts):
+        edges = np.r_[-np.inf, cuts, np.inf]
+        k = b["y"].astype(int)
+        return np.log(cdf(edges[k + 1] - e) - cdf(edges[k] - e))
+
+    return density
+
+
+def _cloglog(e):
+    return 1 - np.exp(-np.exp(e))
+
+
+def _stopping(cdf):
+    def density(b, e, cuts):
+        go = 1 - cdf(cuts - e[:, None])
+        reached = np.c_[np.ones(len(e)), np.cumprod(go, axis=1)]
+        return np.log(-np.diff(np.c_[reached, np.zeros(len(e))]))[range(len(e)), b["y"].astype(int)]
+
+    return density
+
+
+def _adjacent(b, e, cuts):
+    odds = np.exp(np.c_[np.zeros(len(e)), np.cumsum(e[:, None] - cuts, axis=1)])
+    return np.log(odds / odds.sum(axis=1, keepdims=True))[range(len(e)), b["y"].astype(int)]
 
 
 def _binomial(chance):
@@ -103,7 +124,7 @@ TRUTH = {
     "Gaussian": lambda b, e, s: stats.norm.logpdf(b["y"], e, s),
     "StudentT": lambda b, e, s: stats.t.logpdf(b["y"], 4, e, s),
     "Probit": lambda b, e, _: stats.bernoulli.logpmf(b["y"], stats.norm.cdf(e)),
-    "Cloglog": lambda b, e, _: stats.bernoulli.logpmf(b["y"], 1 - np.exp(-np.exp(e))),
+    "Cloglog": lambda b, e, _: stats.bernoulli.logpmf(b["y"], _cloglog(e)),
     "Binomial": _binomial(_sigmoid),
     "BetaBinomial": lambda b, e, phi: stats.betabinom.logpmf(
         b["y"], b["trials"], phi * _sigmoid(e), phi * _sigmoid(-e)
@@ -121,7 +142,9 @@ TRUTH = {
     "HurdleGamma": _hurdle(_gamma),
     "HurdleLognormal": _hurdle(_lognormal),
     "InverseGaussian": lambda b, e, k: stats.invgauss.logpdf(b["y"], np.exp(e) / k, scale=k),
-    "Ordinal": _ordinal,
+    "Ordinal": _ordinal(_sigmoid),
+    "StoppingRatio": _stopping(_sigmoid),
+    "AdjacentCategory": _adjacent,
     "Exponential": lambda b, e, _: _weibull(b, e, 1.0),
     "Weibull": _weibull,
     "AsymmetricLaplace": _asymmetric(0.5),
@@ -134,7 +157,10 @@ SETTINGS = {
     "Gaussian": [({"scale": 0.7}, lambda b, e, _: stats.norm.logpdf(b["y"], e, 0.7))],
     "StudentT": [({"scale": 0.7, "df": 3}, lambda b, e, _: stats.t.logpdf(b["y"], 3, e, 0.7))],
     "Binomial": [({"link": "probit"}, _binomial(stats.norm.cdf)),
-                 ({"link": "cloglog"}, _binomial(lambda e: 1 - np.exp(-np.exp(e))))],
+                 ({"link": "cloglog"}, _binomial(_cloglog))],
+    "Ordinal": [({"link": "probit"}, _ordinal(stats.norm.cdf)),
+                ({"link": "cloglog"}, _ordinal(lambda x: -np.exp(-np.exp(x))))],
+    "StoppingRatio": [({"link": "cloglog"}, _stopping(_cloglog))],
     "BetaBinomial": [({"link": "cloglog"}, lambda b, e, phi: stats.betabinom.logpmf(
         b["y"], b["trials"], -phi * np.expm1(-np.exp(e)), phi * np.exp(-np.exp(e))))],
     "AsymmetricLaplace": [({"quantile": 0.9}, _asymmetric(0.9)),
@@ -222,7 +248,7 @@ def test_expected_outcomes_are_means(name, x64):
         truth[name] = (1 - extras[1]) * np.exp(eta)
     if name == "HurdleLognormal":
         truth[name] = (1 - extras[1]) * stats.lognorm.mean(extra, scale=np.exp(eta))
-    if name == "Ordinal":
+    if model.has_order:
         each = [TRUTH[name]({"y": np.full(N, k)}, eta, extra) for k in range(4)]
         truth[name] = np.exp(each).T
     if name == "Weibull":
@@ -319,6 +345,25 @@ def test_beyond_a_hurdle_large_counts_have_the_curvature_of_all_counts(x64):
     """The chance of a zero vanishes, and its derivatives with it: in 64 bits they overflowed."""
     curvature = jax.jit(jax.hessian(lambda e: M.HurdlePoisson().log_density(e, 3_000.0)))
     np.testing.assert_allclose(curvature(jnp.array([8.0, 0.3]))[0], [-np.exp(8.0), 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("link", "log_pdf"),
+    [
+        pytest.param("probit", stats.norm.logpdf, marks=pytest.mark.slow),
+        ("cloglog", lambda x: x - np.exp(x)),
+    ],
+)
+def test_classes_far_from_eta_and_narrow_ones(link, log_pdf, x64):
+    """Both cumulative probabilities round to 0 or 1, or their difference is tiny."""
+    both = jax.jit(jax.value_and_grad(lambda e: M.Ordinal(3, link).log_density(e, 1.0)))
+    node, weight = np.polynomial.legendre.leggauss(60)
+    for eta, gap in ((12.0, 1.0), (-3.0, 0.5), (0.3, 1e-7)):
+        inside = log_pdf(gap * (node + 1) / 2 - eta)  # from cutpoint to cutpoint
+        truth = special.logsumexp(inside, b=weight * gap / 2)
+        value, slopes = both(jnp.array([eta, np.log(gap)]))
+        np.testing.assert_allclose(value, truth, rtol=1e-7)
+        assert np.all(np.isfinite(slopes))
 
 
 def test_beta_near_its_ends(x64):

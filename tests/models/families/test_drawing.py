@@ -92,6 +92,19 @@ DISCRETE = {
         M.Ordinal(classes=3),
         lambda y: np.array([expit(-ETA), expit(E - ETA) - expit(-ETA), expit(ETA - E)])[y],
     ),
+    "ordinal, probit": (
+        M.Ordinal(3, "probit"),
+        lambda y: np.diff(stats.norm.cdf([-np.inf, -ETA, E - ETA, np.inf]))[y],
+    ),
+    "ordinal, cloglog": (
+        M.Ordinal(3, "cloglog"),
+        lambda y: -np.diff(np.exp(-np.exp([-np.inf, -ETA, E - ETA, np.inf])))[y],
+    ),
+    "stopping": (
+        M.StoppingRatio(3),
+        lambda y: np.r_[expit(-ETA), expit(ETA) * expit(np.r_[1, -1] * (EXTRA - ETA))][y],
+    ),
+    "adjacent": (M.AdjacentCategory(3), lambda y: special.softmax([0, ETA, 2 * ETA - EXTRA])[y]),
     "softmax": (M.Softmax(classes=3), lambda y: special.softmax([ETA, EXTRA, 0.0])[y]),
 }
 AMOUNTS = {"gamma": M.HurdleGamma(), "lognormal": M.HurdleLognormal()}
@@ -203,7 +216,7 @@ def test_every_family_draws_outcomes():
 @pytest.mark.parametrize("far", [-800.0, 800.0])
 @pytest.mark.filterwarnings("error")
 def test_predictors_far_out_give_numbers(family, far):
-    model = family(classes=3) if family in (M.Softmax, M.Ordinal) else family()
+    model = family(classes=3) if hasattr(family, "classes") else family()
     width = 2 if isinstance(model, M.Softmax) else 1 + len(model.extras)
     for extra in (-800.0, 0.0, 800.0):
         eta = np.tile([far, extra, extra, extra][:width], (4, 1))

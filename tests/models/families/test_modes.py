@@ -22,7 +22,7 @@ FLAT = {"prior_scale": 1e4, "intercept_scale": 1e4}
 NEAR = 0.04  # posterior sds: effect of the priors of extra parameters with 400 rows
 MORE = {"ZeroInflatedNegativeBinomial": 4_000}  # rows, where they say little about a parameter
 SLOW = {"ZeroInflatedNegativeBinomial", "HurdleNegativeBinomial", "HurdleGamma", "BetaBinomial",
-        "ZeroOneInflatedBeta", "Lognormal"}  # fmt: skip
+        "ZeroOneInflatedBeta", "Lognormal", "StoppingRatio", "AdjacentCategory"}  # fmt: skip
 
 
 FINE = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 4000}
@@ -124,6 +124,30 @@ def _ordinal(b):
     return [*fit.params[:2], -first, *gaps]
 
 
+def _by_classes(log_chances):
+    """The fit, given the log-probability of each class at eta - cutpoints, (rows, cutpoints)."""
+
+    def fit(b):
+        def negative(theta):
+            cuts = np.r_[0, theta[3:]]
+            logs = log_chances((b["x1"] @ theta[:3])[:, None] - cuts)
+            return -np.sum(logs[range(len(logs)), b["y"].astype(int)])
+
+        return optimize.minimize(negative, np.zeros(5), options={"gtol": 1e-6}).x
+
+    return fit
+
+
+def _stopping(at):
+    none = np.zeros((len(at), 1))
+    stop, go = special.log_expit(-at), special.log_expit(at)
+    return np.c_[stop, none] + np.c_[none, np.cumsum(go, axis=1)]
+
+
+def _adjacent(at):
+    return special.log_softmax(np.c_[np.zeros(len(at)), np.cumsum(at, axis=1)], axis=1)
+
+
 def _exponential(b):
     """A Poisson model of the event with time as exposure has the negative coefficients."""
     kind = sm.families.Poisson()
@@ -159,6 +183,8 @@ FITS = {
     "HurdleLognormal": _hurdle(_lognormal),
     "InverseGaussian": _inverse_gaussian,
     "Ordinal": _ordinal,
+    "StoppingRatio": _by_classes(_stopping),
+    "AdjacentCategory": _by_classes(_adjacent),
     "Exponential": _exponential,
     "Weibull": _weibull,
 }

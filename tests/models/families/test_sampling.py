@@ -26,7 +26,8 @@ def _check(name):
     assert disagreements(flat_draws(post), by_all) == []
     score = post.score(rows)
     assert np.isfinite(score.log_density)
-    assert np.isnan(score.accuracy) == (name not in ("Probit", "Cloglog", "Ordinal"))
+    classes = ("Probit", "Cloglog", "Ordinal", "StoppingRatio", "AdjacentCategory")
+    assert np.isnan(score.accuracy) == (name not in classes)
     assert np.all(np.isfinite(post.predict({"x": rows.slice(0, 3)["x"]}).mean))
     return flat_draws(post)
 

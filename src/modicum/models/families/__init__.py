@@ -1,7 +1,7 @@
 """The linear-predictor families, one kind of outcome per file, and their names."""
 
 from modicum.errors import SettingError, suggestion
-from modicum.models.families.classes import Ordinal, Softmax
+from modicum.models.families.classes import AdjacentCategory, Ordinal, Softmax, StoppingRatio
 from modicum.models.families.counts import NegativeBinomial, Poisson, PoissonRates
 from modicum.models.families.positive import (
     Exponential,
@@ -31,6 +31,7 @@ from modicum.models.families.zeros import (
 from modicum.models.linear_predictor import LinearPredictorModel
 
 __all__ = [
+    "AdjacentCategory",
     "AsymmetricLaplace",
     "Beta",
     "BetaBinomial",
@@ -53,6 +54,7 @@ __all__ = [
     "PoissonRates",
     "Probit",
     "Softmax",
+    "StoppingRatio",
     "StudentT",
     "Weibull",
     "ZeroInflatedNegativeBinomial",
@@ -86,6 +88,8 @@ FAMILIES: dict[str, type[LinearPredictorModel]] = {
     "hurdle-gamma": HurdleGamma,
     "hurdle-lognormal": HurdleLognormal,
     "ordinal": Ordinal,
+    "stopping-ratio": StoppingRatio,
+    "adjacent-category": AdjacentCategory,
     "exponential": Exponential,
     "weibull": Weibull,
     "asymmetric-laplace": AsymmetricLaplace,
@@ -100,6 +104,8 @@ CALLED_ELSEWHERE = {
     "t": "student-t",
     "categorical": "softmax",
     "cumulative": "ordinal",
+    "sratio": "stopping-ratio",
+    "acat": "adjacent-category",
     "negbinomial": "negative-binomial",
     "zeroinflatednegbinomial": "zero-inflated-negative-binomial",
     "hurdlenegbinomial": "hurdle-negative-binomial",

@@ -1,4 +1,4 @@
-"""Classes: multinomial logistic regression, and cumulative logit regression for ordered classes."""
+"""Classes: multinomial logistic regression, and three kinds of regression for ordered classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
-from modicum.models.families.links import LINKS, bounded_exp, log1m_exp, softplus
+from modicum.models.families.links import LINKS, bounded_exp, log1m_exp, require_link
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.outcome_checks import class_fault, class_names, count_classes
@@ -113,70 +113,46 @@ class Softmax(_Classes):
 
 
 @dataclass(frozen=True, repr=False)
-class Ordinal(_Classes):
-    """Ordered classes 0, 1, ..., K - 1: P(y <= k) is the sigmoid of cutpoint_k - x @ beta.
+class _OrderedClasses(_Classes):
+    """Ordered classes, told apart by cutpoints, which replace the intercept.
 
-    A positive coefficient makes higher classes more likely. `classes` may be left out: it is then
-    one more than the largest outcome, and every class must occur. Draws are called `beta` and
-    `cutpoint` (K - 1 of them, increasing). The cutpoints replace the intercept: the sampled
-    parameters are minus the first cutpoint, which has an intercept's prior, and the logarithms of
-    the distances between cutpoints, each N(0, 5^2) by default.
-
-    Examples
-    --------
-    >>> import numpy as np, modicum as mo
-    >>> rows = mo.Rows(x=np.zeros((3, 1)), y=np.array([0, 1, 2]))
-    >>> mo.models.Ordinal().labels(rows)["cutpoint"]
-    (('0|1', '1|2'),)
+    The sampled parameters are minus the first cutpoint, which has an intercept's prior, and one
+    extra parameter for each other cutpoint.
     """
 
     fewest: ClassVar[int] = 3
-    multiplies = "odds of a higher class"
+    has_order: ClassVar[bool] = True
+    extra_name: ClassVar[str] = "shift"  # of each other cutpoint from the first
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.intercept:
             raise SettingError(
-                "Ordinal has cutpoints in place of an intercept, which cannot be left out: remove "
-                "intercept=False."
+                f"{type(self).__name__} has cutpoints in place of an intercept, which cannot be "
+                "left out: remove intercept=False."
             )
-
-    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
-        """The variance of the latent variable between whose cutpoints the outcome is."""
-        return LINKS["logit"].noise
 
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the logarithms of the distances between cutpoints, in alphabetical order.
+        """Names of the parameters of the other cutpoints, in alphabetical order.
 
         Empty until the classes are known, see `resolved`.
         """
         count = 0 if self.classes is None else self.classes - 2
-        return tuple(f"log_gap_{k:04d}" for k in range(1, count + 1))
+        return tuple(f"{self.extra_name}_{k:04d}" for k in range(1, count + 1))
+
+    def cutpoints(self, extras: jax.Array) -> jax.Array:
+        """Return the cutpoints minus the first, which is 0."""
+        return jnp.pad(extras, (1, 0))
+
+    def free_cutpoints(self, cuts: jax.Array) -> jax.Array:
+        """Return the extra parameters, given the cutpoints minus the first."""
+        return cuts[1:]
 
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
         """Return the model with its classes counted and all priors fixed."""
         counted = self if self.classes is not None else replace(self, classes=count_classes(rows))
-        return super(Ordinal, counted).resolved(rows, data)
-
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """log(sigmoid(a) - sigmoid(b)), with a, b the cutpoints of class y minus eta.
-
-        That is log sigmoid(a) + log sigmoid(-b) + log(1 - e^(b - a)), which does not cancel.
-        """
-        cuts, apart = _cutpoints(eta[1:])
-        steps = jnp.asarray(y)[..., None] - jnp.arange(len(cuts))  # (no scatters)
-        above, below, between = (steps == 0) @ cuts, (steps == 1) @ cuts, (steps == 0) @ apart
-        return _log_chance(eta[0], y, len(cuts), above, below, between)
-
-    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """Evaluate all rows at once, looking up the shared cutpoints by class."""
-        cuts, apart = _cutpoints(jnp.stack([jnp.asarray(theta[name]) for name in self.extras]))
-        y = self.outcome(batch)
-        tables = jnp.pad(cuts, (0, 1)), jnp.pad(cuts, (1, 0)), jnp.pad(apart, (0, 1))
-        place = y.astype(jnp.int32)
-        of_row = (table.at[place].get(mode="promise_in_bounds") for table in tables)
-        return _log_chance(self.linear(theta, batch), y, len(cuts), *of_row)
+        return super(_OrderedClasses, counted).resolved(rows, data)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of each class."""
@@ -185,31 +161,17 @@ class Ordinal(_Classes):
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Report the cutpoints."""
-        gaps = [jnp.exp(theta[name]) for name in self.extras]
-        first = -jnp.asarray(theta["intercept"])
-        cutpoint = jnp.cumsum(jnp.stack([first, *gaps]))
+        extras = jnp.stack([jnp.asarray(theta[name]) for name in self.extras])
+        cutpoint = self.cutpoints(extras) - jnp.asarray(theta["intercept"])
         named = {"beta": theta["beta"], "cutpoint": cutpoint}
         return self.split_effects(named) | self.report_own(theta)
 
     def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
         cutpoint = jnp.asarray(named["cutpoint"])
-        gaps = jnp.log(jnp.diff(cutpoint))
-        names = zip(self.extras, gaps, strict=True)
+        names = zip(self.extras, self.free_cutpoints(cutpoint - cutpoint[0]), strict=True)
         rest = {name: value for name, value in named.items() if name != "cutpoint"}
         return super().restore(rest) | {"intercept": -cutpoint[0], **dict(names)}
-
-    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Look for columns that separate the ordered classes."""
-        cutpoints = np.asarray(self.report(theta)["cutpoint"])
-        return find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints)
-
-    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw classes by where a logistic variable about eta falls among the cutpoints."""
-        del batch
-        cuts = np.cumsum(bounded_exp(eta[..., 1:]), axis=-1)  # from the first one, which is at 0
-        latent = eta[..., 0] + rng.logistic(size=eta.shape[:-1])
-        return (latent > 0) + 1.0 * np.sum(latent[..., None] > cuts, axis=-1)
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes out of support, and fewer than three classes."""
@@ -227,19 +189,189 @@ class Ordinal(_Classes):
         return super().labels(rows) | {"cutpoint": (between,)}
 
 
-def _cutpoints(log_gaps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cutpoints minus the first, and log(1 - e^-gap) of each class k = 1, 2, ..."""
-    gaps = jnp.exp(log_gaps)
-    cuts = jnp.concatenate([jnp.zeros(1, gaps.dtype), jnp.cumsum(gaps)])
-    return cuts, jnp.pad(log1m_exp(gaps), (1, 0))
+@dataclass(frozen=True, repr=False)
+class Ordinal(_OrderedClasses):
+    """Ordered classes 0, 1, ..., K - 1: P(y <= k) is the sigmoid of cutpoint_k - x @ beta.
+
+    A positive coefficient makes higher classes more likely. `classes` may be left out: it is then
+    one more than the largest outcome, and every class must occur. Draws are called `beta` and
+    `cutpoint` (K - 1 of them, increasing). The cutpoints replace the intercept: the sampled
+    parameters are minus the first cutpoint, which has an intercept's prior, and the logarithms of
+    the distances between cutpoints, each N(0, 5^2) by default.
+
+    Parameters
+    ----------
+    classes
+        The number of classes; None: counted.
+    link
+        "logit", "probit" or "cloglog": of which distribution P(y <= k) is the cumulative one.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rows = mo.Rows(x=np.zeros((3, 1)), y=np.array([0, 1, 2]))
+    >>> mo.models.Ordinal().labels(rows)["cutpoint"]
+    (('0|1', '1|2'),)
+    """
+
+    link: str = "logit"
+    extra_name: ClassVar[str] = "log_gap"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_link(self.link)
+
+    @property
+    def multiplies(self) -> str:  # type: ignore[override]
+        """What e^coefficient multiplies, by the link."""
+        return "odds of a higher class" if self.link == "logit" else ""
+
+    def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
+        """The variance of the latent variable between whose cutpoints the outcome is."""
+        return LINKS[self.link].noise
+
+    def cutpoints(self, extras: jax.Array) -> jax.Array:
+        """Return the cutpoints minus the first, which is 0."""
+        return jnp.pad(jnp.cumsum(jnp.exp(extras)), (1, 0))
+
+    def free_cutpoints(self, cuts: jax.Array) -> jax.Array:
+        """Return the logarithms of the distances between cutpoints."""
+        return jnp.log(jnp.diff(cuts))
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """log(F(a) - F(b)), with a, b the cutpoints of class y minus eta."""
+        cuts, apart = self.cutpoints(eta[1:]), self._log_apart(eta[1:])
+        steps = jnp.asarray(y)[..., None] - jnp.arange(len(cuts))  # (no scatters)
+        above, below, between = (steps == 0) @ cuts, (steps == 1) @ cuts, (steps == 0) @ apart
+        return self._log_chance(eta[0], y, len(cuts), above, below, between)
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """Evaluate all rows at once, looking up the shared cutpoints by class."""
+        extras = jnp.stack([jnp.asarray(theta[name]) for name in self.extras])
+        cuts, apart, y = self.cutpoints(extras), self._log_apart(extras), self.outcome(batch)
+        tables = jnp.pad(cuts, (0, 1)), jnp.pad(cuts, (1, 0)), jnp.pad(apart, (0, 1))
+        place = y.astype(jnp.int32)
+        of_row = (table.at[place].get(mode="promise_in_bounds") for table in tables)
+        return self._log_chance(self.linear(theta, batch), y, len(cuts), *of_row)
+
+    def _log_apart(self, log_gaps: jax.Array) -> jax.Array:
+        """log(1 - e^-gap) of each class k = 1, 2, ..., and 0 for the first."""
+        return jnp.pad(log1m_exp(jnp.exp(log_gaps)), (1, 0))
+
+    def _log_chance(
+        self,
+        eta: jax.Array,
+        y: jax.Array,
+        last: int,
+        above: jax.Array,
+        below: jax.Array,
+        between: jax.Array,
+    ) -> jax.Array:
+        """Log-probability of class y between two cutpoints; the first and last have only one.
+
+        F(a) - F(b) is F(a) (1 - F(b)) (1 - e^-d), where d is the difference of the log-odds of F(a)
+        and F(b), so that nothing cancels. For the logit link d is the distance of the cutpoints.
+        """
+        link, a, b = LINKS[self.link], above - eta, below - eta
+        lower, upper = link.log_success(a), link.log_failure(b)
+        if self.link != "logit":
+            d = lower - link.log_failure(a) - link.log_success(b) + upper
+            middle = (y > 0) & (y < last)
+            between = jnp.where(middle, log1m_exp(jnp.where(middle, d, 1.0)), 0.0)
+        return jnp.where(y < last, lower, 0.0) + jnp.where(y > 0, upper, 0.0) + between
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Look for columns that separate the ordered classes."""
+        cutpoints = np.asarray(self.report(theta)["cutpoint"])
+        return find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints)
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw classes by where a latent variable about eta falls among the cutpoints."""
+        del batch
+        cuts = np.cumsum(bounded_exp(eta[..., 1:]), axis=-1)  # from the first one, which is at 0
+        latent = eta[..., 0] + LINKS[self.link].draw(rng, eta.shape[:-1])
+        return (latent > 0) + 1.0 * np.sum(latent[..., None] > cuts, axis=-1)
 
 
-def _log_chance(
-    eta: jax.Array, y: jax.Array, last: int, above: jax.Array, below: jax.Array, between: jax.Array
-) -> jax.Array:
-    """Log-probability of class y between two cutpoints; the first and last class have only one."""
-    return (
-        jnp.where(y < last, -softplus(eta - above), 0.0)
-        + jnp.where(y > 0, -softplus(below - eta), 0.0)
-        + between
-    )
+@dataclass(frozen=True, repr=False)
+class StoppingRatio(_OrderedClasses):
+    """Ordered classes reached one after the other: P(y = k | y >= k) is F(cutpoint_k - x @ beta).
+
+    For classes that are stages, such as degrees of schooling or of a disease: a positive
+    coefficient makes it more likely to go on. Cutpoints need not increase; the distance of each
+    from the first is N(0, 5^2) by default.
+
+    Parameters
+    ----------
+    classes
+        The number of classes; None: counted.
+    link
+        "logit", "probit" or "cloglog": F is the link's cumulative distribution function. With
+        "cloglog" this is the proportional-hazards model of times in intervals.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, modicum as mo
+    >>> mo.models.StoppingRatio(classes=3).mean(jnp.zeros(2)).tolist()
+    [0.5, 0.25, 0.25]
+    """
+
+    link: str = "logit"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_link(self.link)
+
+    @property
+    def multiplies(self) -> str:  # type: ignore[override]
+        """What e^coefficient multiplies, by the link."""
+        return "odds of going on" if self.link == "logit" else ""
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Sum log(1 - F) over the classes before y, and log F at y, unless it is the last."""
+        link, at = LINKS[self.link], self.cutpoints(eta[1:]) - eta[0]
+        classes = jnp.arange(len(at))
+        stopped = jnp.where(classes == y, link.log_success(at), 0.0)
+        return jnp.sum(stopped + jnp.where(classes < y, link.log_failure(at), 0.0))
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw at each class whether to stop there."""
+        del batch
+        at = np.concatenate([np.zeros_like(eta[..., :1]), eta[..., 1:]], axis=-1) - eta[..., :1]
+        on = LINKS[self.link].draw(rng, at.shape) > at
+        return 1.0 * np.sum(np.cumprod(on, axis=-1), axis=-1)
+
+
+@dataclass(frozen=True, repr=False)
+class AdjacentCategory(_OrderedClasses):
+    """Ordered classes: the log-odds of class k + 1 against class k are x @ beta - cutpoint_k.
+
+    Cutpoints need not increase; the distance of each from the first is N(0, 5^2) by default.
+
+    Parameters
+    ----------
+    classes
+        The number of classes; None: counted.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, modicum as mo
+    >>> mo.models.AdjacentCategory(classes=4).mean(jnp.zeros(3)).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+
+    multiplies = "odds of the next class"
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """log softmax of the sums of eta - cutpoint over the classes before each."""
+        scores = jnp.pad(jnp.cumsum(eta[0] - self.cutpoints(eta[1:])), (1, 0))
+        at = jnp.arange(len(scores)) == y  # (no scatters)
+        return at @ scores - jax.nn.logsumexp(scores)
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw classes by the Gumbel-max trick."""
+        del batch
+        none = np.zeros_like(eta[..., :1])
+        odds = eta[..., :1] - np.concatenate([none, eta[..., 1:]], axis=-1)
+        scores = np.concatenate([none, np.cumsum(odds, axis=-1)], axis=-1)
+        return 1.0 * np.argmax(scores + rng.gumbel(size=scores.shape), axis=-1)

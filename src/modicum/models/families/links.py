@@ -24,6 +24,7 @@ from modicum.arrays import (
     namespace,
     sigmoid,
 )
+from modicum.errors import SettingError, suggestion
 
 FAR = 10.0  # above this, seven terms of Stirling's series are exact in double precision
 SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
@@ -95,6 +96,7 @@ def log_factorial(y: jax.Array, eta: jax.Array) -> jax.Array:
     return log_gamma_of(namespace(eta).asarray(y, eta.dtype) + 1.0)
 
 
+Numbers: TypeAlias = np.ndarray  # of float64
 Series = tuple[jax.Array, ...]  # derivatives of increasing order, or Taylor coefficients
 
 
@@ -107,6 +109,7 @@ class Link(NamedTuple):
     success: Callable[[jax.Array, int], Series]  # log p and its derivatives up to an order
     failure: Callable[[jax.Array, int], Series]  # log(1 - p) and its derivatives
     noise: float  # variance of the latent variable whose sign is the outcome
+    draw: Callable[[np.random.Generator, tuple[int, ...]], Numbers]  # variables whose cdf is p
 
 
 def _symmetric(
@@ -114,13 +117,14 @@ def _symmetric(
     log_success: Callable[[jax.Array], jax.Array],
     success: Callable[[jax.Array, int], Series],
     noise: float,
+    draw: Callable[[np.random.Generator, tuple[int, ...]], Numbers],
 ) -> Link:
     """Return a link for which 1 - p is p at minus eta."""
 
     def failure(eta: jax.Array, order: int) -> Series:
         return tuple(-d if k % 2 else d for k, d in enumerate(success(-eta, order)))
 
-    return Link(chance, log_success, lambda eta: log_success(-eta), success, failure, noise)
+    return Link(chance, log_success, lambda eta: log_success(-eta), success, failure, noise, draw)
 
 
 # Logit: p = 1 / (1 + e^-eta) --------------------------------------------------------------
@@ -272,9 +276,19 @@ def _minus_rate(eta: jax.Array) -> jax.Array:
 
 
 LINKS = {
-    "logit": _symmetric(sigmoid, lambda eta: -softplus(-eta), _logit_success, pi**2 / 3),
+    "logit": _symmetric(
+        sigmoid,
+        lambda eta: -softplus(-eta),
+        _logit_success,
+        pi**2 / 3,
+        lambda rng, shape: rng.logistic(size=shape),
+    ),
     "probit": _symmetric(
-        lambda eta: 0.5 * erfc(-eta / sqrt(2)), log_normal_cdf, _probit_success, 1.0
+        lambda eta: 0.5 * erfc(-eta / sqrt(2)),
+        log_normal_cdf,
+        _probit_success,
+        1.0,
+        lambda rng, shape: rng.standard_normal(shape),
     ),
     "cloglog": Link(
         lambda eta: -namespace(eta).expm1(_minus_rate(eta)),
@@ -283,10 +297,20 @@ LINKS = {
         _cloglog_success,
         lambda eta, order: (_minus_rate(eta),) * (order + 1),
         pi**2 / 6,
+        lambda rng, shape: np.log(rng.standard_exponential(shape)),
     ),
 }
 
-Numbers: TypeAlias = np.ndarray  # of float64
+
+def require_link(link: str) -> None:
+    """Refuse a link that does not exist."""
+    if link not in LINKS:
+        raise SettingError(
+            f"there is no link {link!r}{suggestion(str(link), LINKS)}; the links are "
+            f"{', '.join(LINKS)}."
+        )
+
+
 LARGEST_LOG = 200.0  # its exponential, and the cube of that, are finite
 MANY = 1e12  # larger counts are normal to the precision of float64
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either, sigmoid
-from modicum.errors import DataError, ModicumWarning, SettingError, suggestion
+from modicum.errors import DataError, ModicumWarning
 from modicum.models.families.extras import ExtraParameter
 from modicum.models.families.links import (
     LINKS,
@@ -22,6 +22,7 @@ from modicum.models.families.links import (
     log_factorial,
     log_gamma,
     log_rising_from,
+    require_link,
     sigmoid_curves,
     softplus,
 )
@@ -178,11 +179,7 @@ class _Trials(_Successes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.link not in LINKS:
-            raise SettingError(
-                f"there is no link {self.link!r}{suggestion(str(self.link), LINKS)}; the links "
-                f"are {', '.join(LINKS)}."
-            )
+        require_link(self.link)
 
     @property
     def multiplies(self) -> str:  # type: ignore[override]
