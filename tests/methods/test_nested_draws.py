@@ -1,6 +1,7 @@
 """Draws of scales and, given these, of coefficients, against quadrature."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import numpy as np
@@ -112,6 +113,103 @@ def test_scales_of_a_horseshoe_are_not_drawn():
     priors = PRIORS | {"common": mo.priors.Horseshoe()}
     with pytest.raises(mo.SettingError, match="no scale of a horseshoe"):
         mo.fit("y ~ x + (1 | g)", table, "logistic", priors=priors, method="laplace", **FIT)
+
+
+# Normal noise ---------------------------------------------------------------------------------
+
+NOISY = {
+    "intercept": mo.priors.Normal(5, 2),
+    "common": mo.priors.Normal(0, 1),
+    "group_sd": mo.priors.HalfNormal(1),
+    "scale": mo.priors.Exponential(0.7),
+}
+
+
+def noisy_groups():
+    """Return a table of real outcomes in eight groups of six rows."""
+    rng = np.random.default_rng(4)
+    g, x = np.repeat(np.arange(8), 6), rng.normal(size=48)
+    y = 4.0 + 0.5 * x + 0.7 * rng.normal(size=8)[g] + 1.2 * rng.normal(size=48)
+    return pd.DataFrame({"y": y, "x": x, "g": g})
+
+
+@cache
+def noisy_quadrature():
+    """Posterior moments of the sd of effects, the scale, the slope and the intercept."""
+    table = noisy_groups()
+    log_sd, log_scale = np.linspace(-7, 1.5, 60), np.linspace(-0.7, 1.2, 50)
+    g = table["g"].to_numpy()
+    X = np.column_stack([table["x"], np.ones(len(g))])
+    away, same = table["y"] - 5.0, (g[:, None] == g).astype(float)
+    prior, logs, moments = np.diag([1.0, 4.0]), np.empty((60, 50)), np.empty((60, 50, 2, 2))
+    for i, a in enumerate(np.exp(log_sd)):
+        for j, b in enumerate(np.exp(log_scale)):
+            V = X @ prior @ X.T + a**2 * same + b**2 * np.eye(len(g))
+            half = np.linalg.solve(np.linalg.cholesky(V), np.column_stack([away, X @ prior]))
+            logs[i, j] = -half[:, 0] @ half[:, 0] / 2 - np.linalg.slogdet(V)[1] / 2
+            logs[i, j] += -(a**2) / 2 + log_sd[i] - 0.7 * b + log_scale[j]
+            mean = half[:, 1:].T @ half[:, 0]
+            moments[i, j] = mean, np.diag(prior - half[:, 1:].T @ half[:, 1:]) + mean**2
+    p = np.exp(logs - logs.max())
+    p /= p.sum()
+    first, second = np.einsum("ij,ijkl->kl", p, moments)
+    scales = (p.sum(axis=1), np.exp(log_sd)), (p.sum(axis=0), np.exp(log_scale))
+    means = np.array([*(q @ value for q, value in scales), *first])
+    squares = np.array([*(q @ value**2 for q, value in scales), *second])
+    sds = np.sqrt(squares - means**2)
+    return means + np.array([0, 0, 0, 5.0]), sds
+
+
+def noisy_errors():
+    """Distances from quadrature of means by nested draws, in their Monte Carlo errors."""
+    post = mo.fit("y ~ x + (1 | g)", noisy_groups(), "gaussian", priors=NOISY, **FIT)
+    means, sds = noisy_quadrature()
+    found = post.summary().loc[["group_sd[g]", "scale", "beta[x]", "intercept"]]
+    return np.abs(found["mean"] - means).to_numpy() / (sds / np.sqrt(found["ess_bulk"])), post
+
+
+@pytest.mark.parametrize("dear", [False, True], ids=["alone", "sharing scales"])
+def test_draws_with_normal_noise_agree_with_quadrature(monkeypatch, dear):
+    if dear:  # as with thousands of crossed levels: levels are eliminated by interpolation
+        monkeypatch.setattr(given_scales, "DEAR", 0)
+        monkeypatch.setattr(given_scales, "POINTS", 7)
+    off, post = noisy_errors()
+    assert post.settings["method"] == "laplace"
+    assert np.all(off < 4)
+    few = post.summary().loc["group_sd[g]", "ess_bulk"] < 2 * given_scales.SHARED
+    assert few == dear  # draws that share scales are not counted as independent
+
+
+def test_noise_whose_rows_are_miscounted_is_noticed(monkeypatch):
+    right = given_scales.Noise.log_densities
+    wrong = lambda noise, h: right(noise._replace(rows=noise.rows - 8), h)  # noqa: E731
+    monkeypatch.setattr(given_scales.Noise, "log_densities", wrong)
+    assert not np.all(noisy_errors()[0] < 4)
+
+
+def test_sums_by_level_make_the_same_draws_as_dense_ones(monkeypatch):
+    table = noisy_groups().assign(h=np.arange(48) % 5)
+    settings = {"family": "gaussian", "priors": NOISY, "method": "laplace", **FIT, "draws": 250}
+    with unwarned():  # five levels say little about their sd
+        dense = mo.fit("y ~ x + (1 | g) + (1 | h)", table, **settings)
+        monkeypatch.setattr("modicum.models.target.DENSE_LIMIT", 5)  # as with thousands of levels
+        by_level = mo.fit("y ~ x + (1 | g) + (1 | h)", table, **settings)
+    for name in ("scale", "1|h", "1|g"):
+        np.testing.assert_allclose(by_level.draws[name], dense.draws[name], rtol=1e-5, atol=1e-6)
+
+
+def test_noise_whose_scale_has_a_formula_is_not_of_one_scale():
+    assert mo.models.Gaussian().at_known_scale() == mo.models.Gaussian(scale=1.0)
+    assert replace(mo.models.Gaussian(), modelled=("scale",)).at_known_scale() is None
+
+
+def test_weights_count_as_rows_for_normal_noise():
+    table = noisy_groups()
+    twice = pd.concat([table, table], ignore_index=True)
+    settings = {"family": "gaussian", "priors": NOISY, **FIT}
+    one = mo.fit("y ~ x + (1 | g)", twice, **settings)
+    other = mo.fit("y ~ x + (1 | g)", table.assign(w=2.0), weights="w", **settings)
+    np.testing.assert_allclose(one.draws["scale"], other.draws["scale"], rtol=1e-6)
 
 
 SETS, BINS = 250, 10

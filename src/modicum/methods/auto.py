@@ -20,7 +20,15 @@ from modicum.methods.ecs.composition import Examined
 from modicum.methods.ecs.run_checks import COSTLY, DOUBTED, MISLED, UNFIT
 from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import NUTS, WIDER
-from modicum.methods.laplace import ENOUGH, Density, Laplace, NormalDensity, nested_density
+from modicum.methods.laplace import (
+    ENOUGH,
+    GIVEN_SCALES,
+    Density,
+    Laplace,
+    NormalDensity,
+    nested_density,
+    nested_suffices,
+)
 from modicum.methods.method import Method, Parameters, Plan, Task
 from modicum.methods.pilot.pilot_draws import ANCHOR_FAR
 from modicum.methods.pilot.study import Weights, weigh
@@ -80,6 +88,9 @@ class Auto(Method):
         nuts, few = NUTS(), task.of_few_chains()
         steps = nuts.gradients(task.target.size)
         all_rows = Work.of_chains(few, len(task.rows) * steps, steps)
+        exact = _normal_given_scales(task, all_rows) if self.laplace else None
+        if exact is not None:
+            return exact
         weights, reason, misled = _weights(task, all_rows)
         verdict: str | None = None
         density = _density(weights) if weights is not None and self.laplace else None
@@ -110,6 +121,18 @@ class Auto(Method):
         (seconds,) = seconds_for(task, all_rows)
         plan.tuning["method"] = f"NUTS on all rows, since {reason}; about {duration(seconds)}."
         return nuts, plan
+
+
+def _normal_given_scales(task: Task, all_rows: Work) -> tuple[Method, Plan] | None:
+    """Plan draws of a model with normal noise and pooled terms, if they suffice."""
+    method, started = Laplace(weighted=False), time.perf_counter()
+    planned = method.normal_given_scales(task)
+    if planned is None or not nested_suffices(planned[0]):
+        return None
+    plan = planned[1]
+    took, (others,) = _seconds_since(task, started), seconds_for(task, all_rows)
+    plan.tuning["method"] = _cost_line(GIVEN_SCALES, took, others)
+    return method, plan
 
 
 def _weighted_draws(

@@ -22,25 +22,28 @@ C (D + rho)^-1 C' is interpolated as a function of log rho.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from modicum.arrays import HALF_LOG_2PI, as_either
+from modicum.arrays import HALF_LOG_2PI
 from modicum.linalg.arrow import ArrowLayout, ArrowMatrix, Symmetric
 from modicum.models import Target
-from modicum.models.priors import Prior
 from modicum.models.priors.exact import Effects, Numbers
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior
+from modicum.runtime import in_order
 
+THREADS = os.cpu_count() or 1
 AT_ONCE = 1 << 20  # entries between effects and border that are held at a time
 DEAR = 2e7  # multiplications of one factor above which several draws share their scales
-SHARED = 400  # scales that are drawn then
-POINTS, REACHED = 14, 1.5  # of the interpolation in log rho, whose error is 10^-9
+SHARED = 200  # scales that are drawn then
+POINTS, REACHED = 9, 0.75  # of the interpolation in log rho, whose relative error is 10^-8
 
 
 class Noise(NamedTuple):
@@ -48,17 +51,13 @@ class Noise(NamedTuple):
 
     rows: float  # their number, or the sum of their weights
     squares: float  # sum of squared residuals at the origin
-    prior: Prior
+    log_prior: Callable[[np.ndarray], np.ndarray]  # of its logarithm
 
     def log_densities(self, log_scale: np.ndarray) -> np.ndarray:
         """Log-likelihood at the origin plus the log-prior, for each logarithm of the scale."""
-        numbers = [as_either(np.asarray(number)) for number in self.prior.numbers]
-        if self.prior.support == "positive":
-            prior = self.prior.density(as_either(np.exp(log_scale)), *numbers) + log_scale
-        else:
-            prior = self.prior.density(as_either(log_scale), *numbers)
         likelihood = -self.rows * (log_scale + HALF_LOG_2PI)
-        return np.asarray(prior + likelihood - self.squares * np.exp(-2 * log_scale) / 2)
+        likelihood -= self.squares * np.exp(-2 * log_scale) / 2
+        return np.asarray(likelihood + self.log_prior(log_scale))
 
 
 class Elimination(NamedTuple):
@@ -76,8 +75,9 @@ class Elimination(NamedTuple):
         places = centre + REACHED * np.cos(angles)
         tables = np.empty((POINTS, cross.shape[1] ** 2))
         none = cls(diagonal, cross, places, tables)
-        for table, place in zip(tables, places, strict=True):
-            table[:] = none._exactly(place).ravel()
+        jobs = (partial(none._exactly, place) for place in places)
+        for table, found in zip(tables, in_order(jobs, THREADS), strict=True):
+            table[:] = found.ravel()
         return none
 
     def __call__(self, log_rho: np.ndarray) -> np.ndarray:
@@ -135,6 +135,8 @@ class Pooled:
         Where to search for the mode of the scales h, and about how far from it they may be.
     noise
         The noise, if its scale is one of h.
+    constant
+        What the log-posterior has besides log p~(h) and the density of c given h.
     """
 
     information: ArrowMatrix
@@ -146,6 +148,7 @@ class Pooled:
     start: np.ndarray
     spread: np.ndarray
     noise: Noise | None = None
+    constant: float = 0.0
 
     @classmethod
     def of(cls, target: Target, anchor: Anchor) -> Pooled:
@@ -194,7 +197,8 @@ class Pooled:
         matrix, share = self.information, self._share(h)
         log_marginal, priors = self._prior(h)
         blocks = share[:, None, None, None] * matrix.blocks
-        corner = share[:, None, None] * np.asarray(matrix.corner) + self.common
+        corner = share[:, None, None] * np.asarray(matrix.corner)
+        corner += self.common
         for (term, _), inverse in zip(self.terms, priors, strict=True):
             lines = self._lines(term)
             slots = matrix.slots(lines)
@@ -246,8 +250,9 @@ class Pooled:
                 len(share), -1 if self._cross.size else 0, self._cross.shape[1]
             )
             return np.asarray(share[:, None, None] ** 2 * (half.swapaxes(1, 2) @ half))
-        rho = priors[self._largest][:, 0, 0] / share
-        return np.asarray(share[:, None, None] * self._elimination(np.log(rho)))
+        eliminated = self._elimination(np.log(priors[self._largest][:, 0, 0] / share))
+        eliminated *= share[:, None, None]
+        return eliminated
 
     @property
     def _largest(self) -> int:
@@ -271,8 +276,8 @@ class Pooled:
         """Return log p~ at each of some scales; -inf where P(h) is not positive definite."""
         try:
             together = self.together()
-            steps = range(0, len(h), together)
-            return np.concatenate([self.given(h[k : k + together]).log_marginal for k in steps])
+            jobs = (partial(self.given, h[k : k + together]) for k in range(0, len(h), together))
+            return np.concatenate([given.log_marginal for given in in_order(jobs, THREADS)])
         except np.linalg.LinAlgError:
             if len(h) == 1:
                 return np.array([-np.inf])
@@ -289,18 +294,21 @@ class Pooled:
                 logs = logs + np.sum(pulled - np.log(precision), axis=1) / 2
         return logs
 
-    def draw(
-        self, h: np.ndarray, draws: int, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def covariance_of(self, h: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Return the covariance given h of coefficients that are part of the border."""
+        border = np.asarray(self.information.border)
+        unit = (border[:, None] == places).astype(float)
+        half = _solve_lower(self.given(h[None]).lower, unit[None])[0]
+        return np.asarray(half.T @ half)
+
+    def draw(self, h: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draw coefficients given each of some scales.
 
-        Return them, (scales, draws, coefficients), their log-densities but for a constant, and
-        log p~ of the scales.
+        `u` are standard normal, (scales, draws, coefficients). Return the coefficients, their
+        log-densities but for a constant, and log p~ of the scales.
         """
         matrix, given = self.information, self.given(h)
-        shape = (len(h), draws, *matrix.big.shape)
-        u = rng.standard_normal((len(h), draws, len(self.pull)))
-        c = np.empty_like(u)
+        shape, c = (*u.shape[:2], *matrix.big.shape), np.empty_like(u)
         at = given.rest[:, None] + u[..., matrix.border]
         border = _solve_lower(given.lower, at.swapaxes(1, 2), transposed=True).swapaxes(1, 2)
         c[..., matrix.border] = border

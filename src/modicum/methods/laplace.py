@@ -50,8 +50,9 @@ from modicum.kernels.remainder import About, remainder
 from modicum.kernels.residuals_by_numpy import NumPyRows, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.given_scales import Pooled
-from modicum.methods.method import Method, Outcome, Plan, Task, Tuning
+from modicum.methods.method import Method, Outcome, Parameters, Plan, Task, Tuning
 from modicum.methods.nested_draws import ScaleDensity, has_pooled_scales, nested_draws
+from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
 from modicum.methods.pilot.anchored_proxy import StudySettings, check_task
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import explain_curves
@@ -214,13 +215,15 @@ class Verdict(NamedTuple):
         """Whether the draws are as good as draws of the posterior."""
         return self.tail < ENOUGH and self.noise < NOISY / 2
 
-    def text(self, pool: int) -> str:
+    def text(self, pool: int | None) -> str:
         """Return the three numbers, and what they mean."""
         verdict = "enough" if self.enough else "usable" if self.tail < FAR else "unreliable"
         return f"{verdict}: {self.numbers(pool)}"
 
-    def numbers(self, pool: int) -> str:
-        """Return the three numbers, in words."""
+    def numbers(self, pool: int | None) -> str:
+        """Return the three numbers, in words; `pool` is None if no rows weigh the draws."""
+        if pool is None:
+            return f"Pareto k {self.tail:.2f}, {self.share:.0%} effective"
         return (
             f"Pareto k {self.tail:.2f}, {self.share:.0%} effective, and the {pool:,} rows of the "
             f"pool move a posterior mean by {self.noise:.2g} posterior sd at most (one standard "
@@ -276,6 +279,19 @@ class NormalDensity(NamedTuple):
         return explain_curves(self.curves)
 
 
+GIVEN_SCALES = "weighted draws, normal given the scales of groups"
+
+
+def nested_suffices(verdict: Verdict) -> bool:
+    """Whether draws of scales first are as good as those of a chain.
+
+    Where few groups leave a scale open, its density has a longer tail than any table, and hardly
+    any weight there: a large share of effective draws is room enough.
+    """
+    limit = FAR if verdict.share > MOST else ENOUGH
+    return verdict.tail < limit and verdict.noise < STILL and verdict.share > NESTED
+
+
 class NestedDensity(NamedTuple):
     """Scales of pooled terms from their marginal, and coefficients given the scales."""
 
@@ -301,12 +317,12 @@ class NestedDensity(NamedTuple):
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are as good as those of a chain."""
-        return verdict.tail < ENOUGH and verdict.noise < STILL and verdict.share > NESTED
+        return nested_suffices(verdict)
 
     @property
     def description(self) -> str:
         """What the draws are."""
-        return "weighted draws, normal given the scales of groups"
+        return GIVEN_SCALES
 
     @property
     def tuning(self) -> Tuning:
@@ -387,6 +403,9 @@ class Laplace(Method):
                 f"draws row by row, which is impossible with {name}; use method='hmc-ecs' or "
                 "'nuts'."
             )
+        exact = self.normal_given_scales(task)
+        if exact is not None:
+            return exact[1]
         if task.target.likelihood.size < task.target.size and not has_pooled_scales(task.target):
             raise SettingError(
                 "method='laplace' draws scales of groups if the model has at most "
@@ -445,23 +464,27 @@ class Laplace(Method):
 
     def _drawn(self, pool: WeighingPool, proposals: Proposals) -> History:
         """Return draws with their weights, or draws of equal weight."""
-        about, task, z = pool.about, pool.about.task.of_few_chains(), proposals.z
+        about, z = pool.about, proposals.z
         log_ratio = self._all_ratios(pool, proposals)
         # `lp` as in HMC-ECS: the log-posterior estimated from the rows that were evaluated.
         away = 0.5 * np.sum((z - about.centre) ** 2, axis=2)
-        stats = {"lp": log_ratio - proposals.growth - away + about.anchor.C + about.folded_prior}
+        lp = log_ratio - proposals.growth - away + about.anchor.C + about.folded_prior
+        return self._weighted(about.task.of_few_chains(), z, log_ratio, lp, proposals.times)
+
+    def _weighted(
+        self, task: Task, z: np.ndarray, log_ratio: np.ndarray, lp: np.ndarray, times: int = 1
+    ) -> History:
+        """Return draws with these log-weights, or draws of equal weight, each from `times`."""
+        stats = {"lp": lp}
         if not self.weighted:
             chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
             places, rate = _independence_sampler(log_ratio, chances)
-            if proposals.times > 1:
-                stays = np.reshape(1 - rate, (-1, proposals.times, task.chains))
-                places, rate = (
-                    places[proposals.times - 1 :: proposals.times],
-                    1 - stays.prod(axis=1),
-                )
+            if times > 1:
+                stays = np.reshape(1 - rate, (-1, times, task.chains))
+                places, rate = places[times - 1 :: times], 1 - stays.prod(axis=1)
             chains = np.arange(task.chains)
             z = z[places, chains]
-            stats = {"lp": stats["lp"][places, chains], "acceptance_rate": rate}
+            stats = {"lp": lp[places, chains], "acceptance_rate": rate}
         stats["rows_touched"] = np.zeros(z.shape[:2], int)
         span = slice(self._first, self._first + task.draws)
         by_chain = {name: np.ascontiguousarray(values[span].T) for name, values in stats.items()}
@@ -475,6 +498,36 @@ class Laplace(Method):
             warmup={},
             complete=True,
             seconds={"warm-up": 0.0, "sampling": 0.0},
+        )
+
+    @in_double_precision
+    def normal_given_scales(self, task: Task) -> tuple[Verdict, Plan] | None:
+        """Draw from a model with normal noise, whose draws no row weighs; None for any other.
+
+        Return the plan, and the verdict on its draws.
+        """
+        pooled = normal_given_scales(task)
+        if pooled is None:
+            return None
+        task, density = task.of_few_chains(), ScaleDensity.of(pooled)
+        notes = notes_at_mode(task, pooled, density)
+        length = self._first + max(task.draws, ceil(FEWEST / task.chains))
+        rng = generator(task.seed, Stream.LAPLACE_DRAWS)
+        drawn = nested_draws(pooled, density, rng, (length, task.chains))
+        log_ratio = drawn.log_marginal - drawn.log_proposal
+        verdict = Verdict.judge(np.unique(log_ratio), 0.0)
+        history = self._weighted(
+            task, drawn.t, log_ratio, drawn.log_marginal + drawn.log_given + pooled.constant
+        )
+        tuning: Tuning = {
+            "verdict": verdict.text(None),
+            "pareto_k": round(verdict.tail, 3),
+            "scales": f"{len(density.mode)} drawn from their marginal, coefficients given these",
+        }
+        where = Parameters(np.zeros(task.target.size))
+        doubts = _doubts(verdict, 0)
+        return verdict, Plan(
+            None, None, {}, where, tuning=tuning, notes=notes, history=history, memo=doubts
         )
 
     def _all_ratios(self, pool: WeighingPool, proposals: Proposals) -> np.ndarray:

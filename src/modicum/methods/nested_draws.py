@@ -8,18 +8,21 @@ draw is weighted like any proposal.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil, gamma, pi, sqrt
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from modicum.methods.given_scales import SHARED, Pooled
+from modicum.methods.given_scales import SHARED, THREADS, Pooled
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
+from modicum.runtime import in_order
 
 STEP = 0.05  # longest between points of finite differences in h, which are logarithms or alike
 NEWTON_STEPS = 30
 LONGEST = 1.0  # longest step of Newton's method in any scale
+SHORTER = np.array([1.0, 0.5, 0.25, 0.1])[:, None]  # shares of a step that are tried
 CLOSE = 0.1  # distance from the mode, in spreads of p~, that suffices
 LEAST_CURVATURE = 0.05  # of log p~ along an axis of h
 NODES, FEW_NODES = 33, 13  # nodes of a table along an axis, and where each takes long
@@ -30,11 +33,15 @@ TAILS, FREEDOM = 0.1, 4  # share of a t in the proposal along each axis, and its
 LogDensities: TypeAlias = Callable[[np.ndarray], np.ndarray]  # of points (n, scales)
 
 
+def pools_all_scales(target: Target) -> bool:
+    """Whether there are scales, all of which are those of pooled effects."""
+    scales = sum(len(term.hyperparameters) for term, _ in target.pooled_terms)
+    return 0 < scales == target.size - target.likelihood.size
+
+
 def has_pooled_scales(target: Target) -> bool:
     """Whether all scales are those of pooled effects, and dense matrices hold the parameters."""
-    scales = sum(len(term.hyperparameters) for term, _ in target.pooled_terms)
-    pooled = 0 < scales == target.size - target.likelihood.size
-    return pooled and target.size <= DENSE_LIMIT
+    return pools_all_scales(target) and target.size <= DENSE_LIMIT
 
 
 class Axis(NamedTuple):
@@ -96,7 +103,7 @@ class ScaleDensity(NamedTuple):
         mode, top, axes = find_mode(logs_at, pooled.start, np.minimum(STEP, pooled.spread))
         width = np.ones((2, len(mode)))  # left and right, such that log p~ falls by 2 at two widths
         sides = np.array([-1.0, 1.0])[:, None]
-        for _ in range(3):
+        for _ in range(1 if pooled.is_dear else 3):
             fall = top - logs_at(_along(mode, axes, 2 * sides * width))
             width *= np.sqrt(2 / np.clip(fall.reshape(width.shape), 0.3, 20.0))
         grid = np.linspace(-REACH, REACH, nodes)[:, None]
@@ -133,12 +140,12 @@ def find_mode(
         is_fine, unit = np.all(unit < 2 * spread), np.minimum(STEP, spread)
         step = axes @ away
         step *= min(1.0, LONGEST / max(np.abs(step).max(), 1e-300))
-        points = h + step * np.array([1.0, 0.5, 0.25, 0.1])[:, None]
-        logs = log_densities(points)
-        if is_fine and (np.abs(away).max() < CLOSE or logs.max() <= top):
+        if is_fine and np.abs(away).max() < CLOSE:
             break
-        if logs.max() > top:
-            h = points[np.argmax(logs)]
+        better = next((at for at in h + step * SHORTER if log_densities(at[None])[0] > top), None)
+        if better is None and is_fine:
+            break
+        h = h if better is None else better
     return h, top, axes
 
 
@@ -196,10 +203,14 @@ def nested_draws(
     logs = np.empty((3, groups, times, chains))
     logs[0] = of_scales.reshape(groups, 1, chains)
     together = pooled.together(times)
-    for start in range(0, len(h), together):
-        some = np.arange(start, min(start + together, len(h)))
+    parts = [np.arange(k, min(k + together, len(h))) for k in range(0, len(h), together)]
+    jobs = (
+        partial(pooled.draw, h[some], rng.standard_normal((len(some), times, first)))
+        for some in parts
+    )
+    for some, (c, of_c, of_h) in zip(parts, in_order(jobs, THREADS), strict=True):
         where = (some // chains, slice(None), some % chains)
-        t[(*where, slice(first))], of_c, of_h = pooled.draw(h[some], times, rng)
+        t[(*where, slice(first))] = c
         logs[(2, *where)], logs[(1, *where)] = of_c, of_h[:, None]
     flat = logs.reshape(3, groups * times, chains)[:, :length]
     return Nested(t.reshape(groups * times, chains, -1)[:length], *flat)

@@ -140,6 +140,10 @@ class BaseModel(ABC):
         del theta
         return ()
 
+    def at_known_scale(self) -> BaseModel | None:
+        """Return the model with noise of a known scale, if its log-likelihood is then quadratic."""
+        return None
+
     def expansions(self) -> dict[str, str | None]:
         """Return the parameters sampled on the log scale, and the coordinate each is expanded in.
 

@@ -134,6 +134,19 @@ class Target:
         shapes = tuple(leaf.shape for leaf in leaves)
         return replace(self, model=self.model.without_priors(), structure=structure, shapes=shapes)
 
+    @cached_property
+    def at_known_scale(self) -> Target | None:
+        """The target with noise of a known scale, if its log-likelihood is then quadratic."""
+        model = self.model.at_known_scale()
+        if model is None:
+            return None
+        shaped = self._shaped
+        left_out = set(self.model.expansions()) - set(model.expansions())
+        leaves, structure = jax.tree.flatten({k: v for k, v in shaped.items() if k not in left_out})
+        return replace(
+            self, model=model, structure=structure, shapes=tuple(leaf.shape for leaf in leaves)
+        )
+
     @property
     def _shaped(self) -> Params:
         return jax.tree.unflatten(

@@ -284,11 +284,16 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
         separated, passes = sums.target.model.separation(sums.rows, theta)
         sums.enter("separation", passes, "density", passes)
         causes = causes if separated is None else [separated]
+    return with_causes(causes, anchor.notes)
+
+
+def with_causes(causes: list[ModicumWarning], notes: list[ModicumWarning]) -> list[ModicumWarning]:
+    """Add warnings about priors to others, less those that they explain."""
     if not causes:
-        return anchor.notes
-    silent = [n for n in anchor.notes if n.code == "prior-decides"]
+        return notes
+    silent = [n for n in notes if n.code == "prior-decides"]
     collinear = [n for n in silent if abs(n.numbers["information"]) < COLLINEAR]
-    return causes + [n for n in anchor.notes if n not in silent] + collinear
+    return causes + [n for n in notes if n not in silent] + collinear
 
 
 def _first_mode(
@@ -355,47 +360,73 @@ def _from_curvature(
 def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
     """Warn if the prior dominates the data along some direction, and say why."""
     information, prior, names, entries = _compared(at, names, sums.target)
-    with suppress(np.linalg.LinAlgError, ValueError):
-        cholesky(information - DULL * prior)  # all ratios exceed DULL: a tenth of eigh's time
+    if isinstance(sums.target.model, LinearPredictorModel):
+        return prior_decides(information, prior, names)
+    dull = Dull.of(information, prior, names)
+    if dull is None:
         return []
-    try:
-        ratios, vectors = eigh(information, prior, subset_by_index=[0, 0])
-    except (np.linalg.LinAlgError, ValueError):
-        return []  # an improper or non-concave prior: nothing to compare with
-    if not len(ratios) or ratios[0] > DULL:
+    full_direction = np.zeros(len(at.point))
+    full_direction[entries] = dull.direction
+    return _prior_decides_own_model(at, dull.along, full_direction, sums)
+
+
+class Dull(NamedTuple):
+    """The direction, one standard deviation of the prior, about which the data say least."""
+
+    ratio: float  # information of the data over that of the prior
+    direction: np.ndarray
+    top: list[int]  # the entries that matter most
+    along: str  # their names
+
+    @classmethod
+    def of(cls, information: np.ndarray, prior: np.ndarray, names: tuple[str, ...]) -> Dull | None:
+        """Find it; None if the data say enough about all of them."""
+        with suppress(np.linalg.LinAlgError, ValueError):
+            cholesky(information - DULL * prior)  # all ratios exceed DULL: a tenth of eigh's time
+            return None
+        try:
+            ratios, vectors = eigh(information, prior, subset_by_index=[0, 0])
+        except (np.linalg.LinAlgError, ValueError):
+            return None  # an improper or non-concave prior: nothing to compare with
+        if not len(ratios) or ratios[0] > DULL:
+            return None
+        direction = vectors[:, 0]
+        share = np.abs(direction) / _marginal_sds(prior)  # independent of the columns' units
+        order = np.argsort(-np.round(share / share.max(), 6), kind="stable")  # ties as in the table
+        top = [int(i) for i in order[:3] if share[i] > 0.3 * share[order[0]]]
+        along = ", ".join(parameter_name(names, i) for i in top)
+        return cls(float(ratios[0]), direction, top, along)
+
+
+def prior_decides(
+    information: np.ndarray, prior: np.ndarray, names: tuple[str, ...]
+) -> list[ModicumWarning]:
+    """Warn if the prior of coefficients dominates the data along some direction, and say why."""
+    dull = Dull.of(information, prior, names)
+    if dull is None:
         return []
-    direction = vectors[:, 0]  # one standard deviation of the prior
-    prior_sds = _marginal_sds(prior)
-    share = np.abs(direction) / prior_sds  # independent of the columns' units
-    order = np.argsort(-np.round(share / share.max(), 6), kind="stable")  # ties as in the table
-    top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
-    along = ", ".join(parameter_name(names, i) for i in top)
-    alone = np.sum(direction**2 * np.diag(information))  # information if columns were orthogonal
-    if not isinstance(sums.target.model, LinearPredictorModel):
-        full_direction = np.zeros(len(at.point))
-        full_direction[entries] = direction
-        return _prior_decides_own_model(at, along, full_direction, sums)
-    if len(top) > 1 and ratios[0] < CANCELS * alone:
+    alone = np.sum(dull.direction**2 * np.diag(information))  # if columns were orthogonal
+    if len(dull.top) > 1 and dull.ratio < CANCELS * alone:
         return [
             ModicumWarning(
                 "prior-decides",
-                f"the data say next to nothing about {along} (or a combination of them), so the "
-                "posterior there is the prior: these columns are collinear, or nearly so",
+                f"the data say next to nothing about {dull.along} (or a combination of them), so "
+                "the posterior there is the prior: these columns are collinear, or nearly so",
                 "drop a column, merge levels, or choose that prior with care",
-                information=float(ratios[0]),
+                information=dull.ratio,
             )
         ]
-    i = top[0]
-    prior_sd, data_sd = float(prior_sds[i]), float(_marginal_sds(information)[i])
+    i = dull.top[0]
+    prior_sd, data_sd = float(_marginal_sds(prior)[i]), float(_marginal_sds(information)[i])
     return [
         ModicumWarning(
             "prior-decides",
-            f"the prior decides about {along}: its standard deviation for "
+            f"the prior decides about {dull.along}: its standard deviation for "
             f"{parameter_name(names, i)} is {prior_sd:.2g}, and that of the likelihood alone is "
             f"{data_sd:.2g}",
             "if that prior is narrower than you believe, widen it (prior_scale); otherwise the "
             "data say little about it: few rows of a level, or a level without both outcomes",
-            information=float(ratios[0]),
+            information=dull.ratio,
             prior_sd=prior_sd,
             data_sd=data_sd,
         )

@@ -145,6 +145,15 @@ class Gaussian(ScaleFamily):
         f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
         return (f, r / s, constant, *[zeros] * (highest - 2))
 
+    def at_known_scale(self) -> Gaussian | None:
+        """Return the family with a scale of 1, unless it is known.
+
+        None if rows differ in it, or if outcomes are more than numbers.
+        """
+        if self.modelled or self.outcome_fields != ("y",):
+            return None
+        return self if self.scale is not None else replace(self, scale=1.0)
+
     def variance(self, eta: jax.Array) -> jax.Array:
         """The square of the scale."""
         return jnp.asarray(self.spread(eta) ** 2)

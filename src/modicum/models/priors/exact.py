@@ -167,6 +167,12 @@ class Independent(ExactTerm):
             return jnp.sum(self.kind.density(jnp.exp(value), *arguments) + value)
         return jnp.sum(self.kind.density(value, *arguments))
 
+    def log_densities(self, t: np.ndarray, numbers: Numbers) -> np.ndarray:
+        """`log_density` at points (S, d)."""
+        value, arguments = t[:, np.array(self.where)], [as_either(np.asarray(x)) for x in numbers]
+        at, volume = (np.exp(value), value) if self.smooth else (value, 0.0)
+        return np.sum(np.asarray(self.kind.density(as_either(at), *arguments)) + volume, axis=1)
+
     def normal_approximations(
         self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:

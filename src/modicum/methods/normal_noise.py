@@ -1,0 +1,161 @@
+"""Pooled terms and normal noise: draws that no row needs to weigh, from one pass over the rows.
+
+At a known scale of the noise the log-likelihood is a quadratic in the coefficients, whose sums one
+pass forms. Given all scales, that of the noise among them, the coefficients are exactly normal, and
+the density of the scales is known but for a constant (`given_scales`): draws of coefficients and
+scales are weighted by that density over the one from which the scales were drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from modicum.arrays import HALF_LOG_2PI
+from modicum.errors import ModicumWarning
+from modicum.linalg.arrow import ArrowMatrix
+from modicum.methods.given_scales import Noise, Pooled, in_layout
+from modicum.methods.method import Task
+from modicum.methods.nested_draws import STEP, ScaleDensity, find_mode, pools_all_scales
+from modicum.models import Target
+from modicum.models.priors import prior_warnings
+from modicum.models.target import NormalPrior
+from modicum.passes.anchor import prior_decides, with_causes
+from modicum.passes.hyperparameters import group_notes
+from modicum.passes.no_mode import parameter_name, require_noise
+from modicum.random import Stream, generator
+
+SHRUNK = 1e-6  # share of the squared residuals below which sums about the origin lose digits
+LOOKED_AT = 256  # draws at the mode that tell how far the data determine effects
+
+
+def normal_given_scales(task: Task) -> Pooled | None:
+    """Sum the rows of a model that is normal given scales; None for any other model.
+
+    Priors of coefficients that are not pooled must be normal too.
+    """
+    target, known = task.target, task.target.at_known_scale
+    if known is None or task.grouped or task.sums.rest is not None:
+        return None
+    if not pools_all_scales(target) or target.model.has_flat_prior:
+        return None
+    first = known.likelihood.size  # scales come after
+    apart = _not_pooled(target, first)
+    if not target.has_normal_prior[apart].all() or _others(target):
+        return None
+    point = np.concatenate([task.start[:first], np.zeros(known.size - first)])
+    return _summed(task, known, point, apart)
+
+
+def _not_pooled(target: Target, first: int) -> np.ndarray:
+    """Positions of the coefficients that are not pooled."""
+    inside = np.zeros(first, bool)
+    for term, _ in target.pooled_terms:
+        inside[np.array(term.where)] = True
+    return np.flatnonzero(~inside)
+
+
+def _others(target: Target) -> bool:
+    """Whether coefficients that are not pooled have priors that are not normal."""
+    assert target.exact_prior is not None
+    pooled = {term for term, _ in target.pooled_terms}
+    return any(term not in pooled and not term.smooth for term in target.exact_prior[0].terms)
+
+
+def _summed(task: Task, known: Target, point: np.ndarray, apart: np.ndarray) -> Pooled:
+    """Sum over the rows at `point`; move the origin to where common coefficients explain most."""
+    target, first = task.target, known.likelihood.size
+    C, A, B = replace(task.sums, target=known).curvature(point, "mode")
+    information = in_layout(-B, known.arrow_of_effects).leading(first)
+    rows = _rows(task)
+    squares = -2 * (C + rows * HALF_LOG_2PI)  # at a scale of 1
+    at = np.searchsorted(information.border, apart)
+    of_apart = np.asarray(information.corner)[np.ix_(at, at)]
+    away, slope = _prior(target, point, apart)
+    variance = squares / rows
+    step = np.linalg.solve(
+        of_apart + variance * slope.T @ slope, A[apart] - variance * slope.T @ away
+    )
+    moved, origin = np.zeros(first), point.copy()
+    moved[apart], origin[apart] = step, point[apart] + step
+    explained = 2 * A[apart] @ step - step @ of_apart @ step
+    if squares - explained < SHRUNK * squares:
+        return _summed(task, known, origin, apart)
+    common = np.zeros((len(information.border),) * 2)
+    common[np.ix_(at, at)] = slope.T @ slope
+    common_pull = np.zeros(len(information.border))
+    common_pull[at] = -slope.T @ (away + slope @ step)
+    pull = A[:first] - np.asarray(information @ moved)
+    noise, start = None, task.start[first:].copy()
+    if first < target.likelihood.size:
+        noise = Noise(rows, float(squares - explained), _scale_prior(target, first))
+        start[0] = np.log(noise.squares / rows) / 2
+    constant = NormalPrior(away + slope @ step, slope).values(np.zeros((1, len(apart))))[0]
+    constant -= HALF_LOG_2PI * (first - len(apart))  # of the densities of effects
+    pooled = Pooled(
+        *(information, pull, common, common_pull, origin[:first], target.pooled_terms),
+        *(start, np.full(len(start), STEP), noise, float(constant)),
+    )
+    mode, _, axes = find_mode(pooled.log_marginals_apart, start, pooled.spread)
+    return replace(pooled, start=mode, spread=np.sqrt(np.sum(axes**2, axis=1)))
+
+
+def _rows(task: Task) -> float:
+    """Return the number of rows, or the sum of their weights."""
+    if "weight" not in task.rows.fields:
+        return float(len(task.rows))
+    chunks = task.rows.chunks(1 << 20)
+    return float(sum(np.sum(chunk["weight"], dtype=np.float64) for chunk in chunks))
+
+
+def _prior(target: Target, point: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distances from the prior's centre in its sds, and their derivative, of normal priors."""
+    full = np.zeros(target.size)
+    full[places] = point[places]
+    distances = target.prior_distances(full, places)
+    assert distances is not None
+    return distances
+
+
+def _scale_prior(target: Target, place: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the log-prior of the logarithm of the scale, which is normal or has a smooth term."""
+    assert target.exact_prior is not None
+    pairs = zip(target.exact_prior[0].terms, target.exact_prior[1], strict=True)
+    smooth = [(term, numbers) for term, numbers in pairs if term.smooth]
+    away, slope = _prior(target, np.zeros(target.size), np.array([place]))
+
+    def log_prior(log_scale: np.ndarray) -> np.ndarray:
+        t = np.zeros((len(log_scale), target.size))
+        t[:, place] = log_scale
+        logs = NormalPrior(away, slope).values(log_scale[:, None])
+        for term, numbers in smooth:
+            own = term.log_densities(t, numbers)
+            assert own is not None
+            logs += own
+        return logs
+
+    return log_prior
+
+
+def notes_at_mode(task: Task, pooled: Pooled, density: ScaleDensity) -> list[ModicumWarning]:
+    """Warn if data and priors disagree, or if data say little, as at any other mode."""
+    target, h, first = task.target, density.mode, len(pooled.pull)
+    rng = generator(task.seed, Stream.LAPLACE_ROWS)
+    drawn, _, _ = pooled.draw(h[None], rng.standard_normal((1, LOOKED_AT, first)))
+    point = np.concatenate([drawn[0].mean(axis=0), h])
+    require_noise(task.sums, point, converged=True)
+    variance = np.concatenate([drawn[0].var(axis=0), np.ones(len(h))])
+    covariance = ArrowMatrix.of_diagonal(variance, np.arange(target.size)[:, None], np.arange(0))
+    notes = group_notes(target, point, covariance, task.names)
+    apart = _not_pooled(target, first)
+    if not len(apart):
+        return notes
+    away, slope = _prior(target, point, apart)
+    spread = pooled.covariance_of(h, apart)
+    called = tuple(parameter_name(task.names, int(i)) for i in apart)
+    length = np.sqrt(np.diag(slope @ spread @ slope.T))
+    causes = prior_warnings(called, away, length, target.has_normal_prior[apart])
+    prior = slope.T @ slope
+    return with_causes(causes, notes + prior_decides(np.linalg.inv(spread) - prior, prior, called))
