@@ -110,15 +110,13 @@ def test_sparse_columns_are_dense_ones(late, binary):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [LogisticRegression, LinearRegression, PoissonRegressor])
 def test_weights_count_rows(kind, binary):
-    """Rows of weight 2 and 0 give the same chains as two rows and none."""
+    """Rows of weight 2 and 0 give the same chains as two rows and none, to the last digit."""
     X, y = binary
     y = y if kind is LogisticRegression else (y == "late") * 1.0
     weight = np.arange(N) % 3
     weighted = kind(**SHORT).fit(X, y, sample_weight=weight)
     repeated = kind(**SHORT).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
-    np.testing.assert_allclose(weighted.coef_, repeated.coef_, atol=1e-6)
-    draws = (fit.posterior_["beta"] for fit in (weighted, repeated))
-    np.testing.assert_allclose(*draws, atol=1e-5)
+    np.testing.assert_array_equal(weighted.posterior_["beta"], repeated.posterior_["beta"])
     plain = kind(**SHORT).fit(X, y)  # the negative control
     assert np.max(np.abs(plain.coef_ - repeated.coef_)) > 1e-3
 
@@ -245,22 +243,9 @@ def test_one_class_is_refused():
         LogisticRegression().fit(np.eye(3), ["a", "a", "a"])
 
 
-# These have 15 rows, some of weight 0, and 30 columns, and require seven equal digits. Weighted and
-# repeated rows have the same priors to 1e-15, but their sums round differently: by steps of HMC
-# in so wide a posterior that grows to the seventh digit (Poisson) or, if columns determine classes
-# or real outcomes, to the Monte Carlo error. With more rows than columns all draws agree to
-# 1e-5 (`test_weights_count_rows`).
-CHAINS = {
-    f"check_sample_weight_equivalence_on_{kind}_data": (
-        "more columns than rows: chains are as sensitive to rounding as to their random numbers"
-    )
-    for kind in ("dense", "sparse")
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [LogisticRegression, LinearRegression, PoissonRegressor, Regressor]
 )
 def test_scikit_learns_own_checks(kind):
-    check_estimator(kind(**SHORTEST), expected_failed_checks=CHAINS)
+    check_estimator(kind(**SHORTEST))

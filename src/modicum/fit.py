@@ -73,6 +73,7 @@ def fit(
     store: str | os.PathLike[str] | None = None,
     dtype: object = None,
     encoding: str = "utf-8",
+    collapse: bool = True,
     method: str | Method | None = "auto",
     draws: int | None = None,
     tune: int | None = None,
@@ -136,6 +137,10 @@ def fit(
         float32 or float64; None: float32 if no floating-point column is wider, else float64.
     encoding
         Text encoding of CSV files.
+    collapse
+        Whether equal rows are evaluated as one row with a weight, if at least a third are repeated.
+        The posterior is the same; `post.ledger` gives the number of distinct rows. Methods that
+        draw rows uniformly keep them apart.
     method, draws, tune, chains, superchains, passes, thin, random_seed, progressbar
         As in `mo.sample`.
     checkpoint, parallel, starts, engine
@@ -173,6 +178,7 @@ def fit(
         parallel=parallel,
         starts=starts,
         engine=engine,
+        collapse=collapse,
     )
     if isinstance(family, str):
         family_named(family)

@@ -34,6 +34,8 @@ class Ledger:
     unit
         What is counted: "row", or "group" if group effects are integrated out, since a group is
         then evaluated as a whole.
+    collapsed
+        Distinct rows and all rows of the table, if equal rows are evaluated as one.
 
     Examples
     --------
@@ -55,6 +57,7 @@ class Ledger:
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     sweeps: int = 0
     unit: str = "row"
+    collapsed: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -133,20 +136,31 @@ class Ledger:
             "full_data": self.full_data,
             "sweeps": self.sweeps,
             "unit": self.unit,
+            "collapsed": self.collapsed and list(self.collapsed),
             "counts": [[purpose, kind, n] for (purpose, kind), n in self.counts.items()],
         }
 
     @classmethod
     def from_dict(cls, values: Saved) -> Ledger:
         """Make a ledger from the result of `to_dict`."""
-        full_data = values["full_data"]
+        full_data, collapsed = values["full_data"], values.get("collapsed")
         return cls(
             rows=int(values["rows"]),
             full_data=None if full_data is None else int(full_data),
             counts={(str(purpose), str(kind)): int(n) for purpose, kind, n in values["counts"]},
             sweeps=int(values["sweeps"]),
             unit=str(values.get("unit", "row")),
+            collapsed=None if collapsed is None else (int(collapsed[0]), int(collapsed[1])),
         )
+
+    @property
+    def data(self) -> str:
+        """The data set in words: its rows or groups, and how many rows were equal."""
+        if self.collapsed is None:
+            return f"{self.rows:,} {self.unit}s"
+        distinct, table = self.collapsed
+        of = f"{distinct:,} distinct rows of {table:,}"
+        return of if self.unit == "row" else f"{self.rows:,} {self.unit}s ({of})"
 
     def _lines(self) -> list[tuple[str, str, str, str]]:
         """Return the table that is shown: its head, and a line per purpose and kind."""
@@ -162,7 +176,7 @@ class Ledger:
 
     def __str__(self) -> str:
         total = f"{self.evaluations:,} {self.unit} evaluations"
-        lines = [f"{total}: {self.passes:,.1f} passes over {self.rows:,} {self.unit}s"]
+        lines = [f"{total}: {self.passes:,.1f} passes over {self.data}"]
         if self.counts:
             wide = [max(map(len, column)) for column in zip(*self._lines(), strict=True)]
             lines += [

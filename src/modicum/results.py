@@ -120,11 +120,13 @@ def _count_rows(task: Task, plan: Plan, history: History) -> None:
 
 def _settings(task: Task, n: int, run: Finished) -> dict[str, object]:
     """Return the settings that the posterior records about its run."""
+    collapsed = task.ledger.collapsed
     settings: dict[str, object] = {
         "method": run.method.name,
         "settings": repr(run.method),
         "model": task.target.identity,
         "rows": n,
+        **({} if collapsed is None else {"distinct_rows": collapsed[0]}),
         "tune": task.tune,
         "thin": run.thin,
         "warmup_rows": _rows_touched(run.history.warmup) // task.chains,  # per chain

@@ -38,6 +38,7 @@ from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
 from modicum.results import WITHOUT_TABLE, Finished, Origin, posterior_of
 from modicum.rows import Rows
+from modicum.rows.equal_rows import distinct_rows
 from modicum.rows.json_entries import Json
 from modicum.rows.rows import doubtful_weights
 from modicum.run.chain_tasks import ChainHost, ChainTasks
@@ -90,6 +91,9 @@ class RunSettings:
     parallel: Parallel | None = None
     starts: int | Sequence[Params] | None = None
     engine: EngineChoice | None = None
+    collapse: bool | Literal["always"] = (
+        False  # whether equal rows are one row; see `distinct_rows`
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -278,11 +282,11 @@ def draw(
     refuse_forked()
     check_model_and_rows(model, rows.pool.rows if isinstance(rows, Digest) else rows)
     method, thin, progressbar = settings.sampler(rows), int(settings.thin), settings.progressbar
-    tune, draws = settings.lengths(method, len(rows))
     started = time.monotonic()
     seed = settings.seed()
-    problem = _problem(model, rows, settings)
+    problem = _problem(model, rows, settings, method)
     target, start, starts, units, sums = problem
+    tune, draws = settings.lengths(method, sums.ledger.rows)
     layout = settings.layout(method, draws, target.size)
     folder = None
     if settings.checkpoint is not None:
@@ -339,18 +343,35 @@ class _Problem(NamedTuple):
     sums: Sums
 
 
-def _problem(model: BaseModel, rows: Rows | Digest, settings: RunSettings) -> _Problem:
+def _problem(
+    model: BaseModel, rows: Rows | Digest, settings: RunSettings, method: Method
+) -> _Problem:
     engine = engine_for(settings.engine, settings.progressbar)
     if isinstance(rows, Digest):
         target, start, units, rest = rows.ready(model)
         ledger = Ledger(rows=len(rows))
         return _Problem(target, start, Starts(), units, Sums(target, units, engine, ledger, rest))
-    units = model.units(rows)
-    ledger = Ledger(rows=len(units), unit=units.unit)
+    members = _distinct(model, rows, settings, method)
+    units = model.units(members)
+    collapsed = (len(members), len(rows)) if len(members) < len(rows) else None
+    ledger = Ledger(rows=len(units), unit=units.unit, collapsed=collapsed)
     target, start = Target.of(model, units, ledger)
     model.check_variation(rows)
     where = _starts(target, units, settings.starts)
     return _Problem(target, start, where, units, Sums(target, units, engine, ledger, None))
+
+
+def _distinct(model: BaseModel, rows: Rows, settings: RunSettings, method: Method) -> Rows:
+    """Return the distinct rows, weighted; all rows, if few are repeated or the method needs them."""
+    if not settings.collapse or method.fewest_distinct > len(rows):
+        return rows
+    model.check(rows)  # messages name rows of the table
+    few = distinct_rows(rows, settings.collapse == "always")
+    if few is None or len(few) < method.fewest_distinct:
+        return rows
+    if len(few) < len(rows):
+        say(f"{len(few):,} of {len(rows):,} rows are distinct", settings.progressbar)
+    return few
 
 
 def _check_digest(method: Method, starts: object) -> None:
@@ -440,6 +461,8 @@ def _identity(
     }
     if layout.superchains is not None:
         identity["superchains"] = layout.superchains
+    if problem.sums.ledger.collapsed is not None:
+        identity["distinct"] = problem.sums.ledger.collapsed[0]
     if target.trace is not None:
         points = b"".join(point.tobytes() for point in (start, *starts.points))
         init = blake2b(points, digest_size=8).hexdigest()

@@ -143,6 +143,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             chains=self.chains,
             random_seed=seed,
             progressbar=self.progressbar,
+            # Weighted rows are always sorted: they are then the same as repeated ones.
+            collapse="always" if "weight" in rows.fields else True,
         )
         return draw(replace(family, **changes), rows, settings)
 
@@ -333,7 +335,7 @@ def _without_noise(family: LinearPredictorModel, rows: Rows) -> LinearPredictorM
     """Return the family with a small fixed scale, for outcomes that the columns fit exactly."""
     assert isinstance(family, ScaleFamily), "only families with a scale raise NoNoiseError"
     y = np.asarray(rows.slice(0, min(len(rows), FIRST_ROWS))["y"], float)
-    size = float(np.std(y)) or abs(float(y[0])) or 1.0
+    size = float(f"{np.std(y):.1g}") or abs(float(y[0])) or 1.0
     warn(
         ModicumWarning(
             "no-noise",

@@ -134,6 +134,9 @@ Groups = Annotated[
         "whichever costs less."
     ),
 ]
+NoCollapse = Annotated[
+    bool, typer.Option("--no-collapse", help="Evaluate equal rows one by one, not as one row.")
+]
 MethodName = Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}; default: {DEFAULT}.")]
 MethodSettings = Annotated[
     list[str] | None,
@@ -270,6 +273,7 @@ def fit(
     classes: Classes = None,
     family_set: FamilySettings = None,
     groups: Groups = None,
+    no_collapse: NoCollapse = False,
     method: MethodName = DEFAULT,
     set_: MethodSettings = None,
     missing: Missing = "refuse",
@@ -315,6 +319,7 @@ def fit(
             progressbar=not quiet,
             checkpoint=checkpoint or out / "checkpoint",
             engine=build_engine(engine, address),
+            collapse=not no_collapse,
         )
         columns = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)

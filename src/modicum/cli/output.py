@@ -67,7 +67,7 @@ def cost_line(post: Posterior) -> str:
     by = ", ".join(f"{k} {n / ledger.rows:,.1f}" for k, n in ledger.by_purpose.items())
     text = (
         f"Rows touched: {ledger.evaluations:,}, that is {ledger.passes:,.1f} passes over "
-        f"{ledger.rows:,} rows ({by})."
+        f"{ledger.data} ({by})."
     )
     if ledger.share is not None:
         text += f" Full-data HMC: {ledger.full_data:,}; this is {ledger.share:.2%} of that."
@@ -215,7 +215,7 @@ def summary_json(post: Posterior, table: pd.DataFrame) -> str:
     page = {
         "parameters": lines,
         "warnings": [doubt.to_dict() for doubt in post.warnings],
-        "rows": post.ledger.rows,
+        "rows": post.settings.get("rows", post.ledger.rows),
         "evaluations": post.ledger.evaluations,
         "passes": post.ledger.passes,
         "settings": {k: v for k, v in post.settings.items() if _is_plain(v)},

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,9 +36,8 @@ from modicum.passes import Engine, Quadratic, Sums
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.description import Description
+from modicum.rows.equal_rows import hashes
 from modicum.rows.memory import MemoryBackend
-
-MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # from MurmurHash3
 
 EACH = 8  # kept rows per stratum, on average, at least
 
@@ -213,28 +211,6 @@ class RowCounts:
         np.maximum.at(of_value, self.place, count)
         at, equal = self.find(sought.sorted)
         return np.asarray(np.where(equal, of_value[at], 0.0)[sought.place])
-
-
-def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a 64-bit hash of the values of each row; -0.0 hashes as 0.0."""
-    total: np.ndarray | None = None
-    for name, shape in sorted(description.fields.items()):
-        values, kind = np.asarray(batch[name]), description.dtypes[name]
-        part = np.ascontiguousarray(values.reshape(len(values), prod(shape)), kind)
-        words = (part + 0.0).view(f"u{kind.itemsize}") if kind.kind == "f" else part
-        total = np.zeros(len(values), np.uint64) if total is None else total
-        for column in words.T:
-            total = _mix_bits(total ^ column.astype(np.uint64))
-    assert total is not None, "rows have fields"
-    return total
-
-
-def _mix_bits(words: np.ndarray) -> np.ndarray:
-    """Mix all bits with MurmurHash3's finalizer, after an offset so that 0 is no fixed point."""
-    words = (words + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
-    for mixer in MIXERS:
-        words = (words ^ (words >> np.uint64(33))) * mixer
-    return words ^ (words >> np.uint64(33))
 
 
 def choose(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -199,6 +200,15 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def fewest_distinct(self) -> float:
+        """How many distinct rows there must be for equal rows to be one row with a weight.
+
+        To draw rows of a few is pointless, and to draw heavy ones as often as others is noisy.
+        """
+        design = getattr(self, "design", None)
+        return {None: 1, "weighted": 10_000}.get(design, math.inf)
 
     @abstractmethod
     def plan(self, task: Task) -> Plan:

@@ -162,12 +162,13 @@ class IntegratedEffects(GroupIntegrals):
                 f"all rows have the same '{self.group}', so how groups differ cannot be estimated; "
                 "leave the group out."
             )
-        if len(groups) == len(rows) and self.family.extras:
+        alone = len(groups) >= rows.observations
+        if alone and self.family.extras:
             raise DataError(
                 f"every row has its own '{self.group}', so the groups' effects cannot be told from "
                 "the noise of a row; leave the group out."
             )
-        if groups.largest == 1 and isinstance(self.family, Logistic | Probit | Cloglog):
+        if alone and isinstance(self.family, Logistic | Probit | Cloglog):
             raise DataError(
                 f"every row has its own '{self.group}', and a single outcome of 0 or 1 says "
                 "nothing about its group's effect; leave the group out."

@@ -114,9 +114,9 @@ def count_classes(rows: Rows) -> int:
             f"occur (class {absent} is the first); number the classes 0, 1, 2, ... without gaps, "
             f"look for a stray value, or give classes={count} if that many are meant."
         )
-    if count > MANY and FEW * count > len(rows):
+    if count > MANY and FEW * count > rows.observations:
         raise DataError(
-            f"{outcome} has {count:,} classes in {len(rows):,} rows, fewer than {FEW} rows for "
+            f"{outcome} has {count:,} classes in {rows.observations:,.0f} rows, fewer than {FEW} rows for "
             f"each; merge classes, use a family for numbers if they are numbers, or give "
             f"classes={count} if they are classes."
         )

@@ -320,7 +320,7 @@ def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
                 f"the group {group.field!r} has a single level, so how its effects vary cannot be "
                 "estimated; leave it out."
             )
-        if levels >= len(rows):
+        if levels >= rows.observations:
             raise DataError(
                 f"the group {group.field!r} has as many levels as there are rows, so each of its "
                 "effects would be estimated from one row alone; leave it out, or group by "

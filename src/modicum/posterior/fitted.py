@@ -123,7 +123,9 @@ class FittedDraws(Draws):
         if rows is self.rows:
             rows.require_unchanged()
         else:
-            number = self.ledger.rows if self.ledger.unit == "row" else None
+            ledger = self.ledger
+            number = ledger.rows if ledger.unit == "row" else None
+            _, number = ledger.collapsed or (None, number)
             require_rows_of_fit(rows, self.fit_rows, number, purpose)
         return rows
 

@@ -216,8 +216,7 @@ class Posterior(FittedDraws):
         weights = self.unequal_weights
         if weights is not None:
             parts.append(f"mean {weight_name(weights)} {weights.mean():.3g}")
-        units = f"{self.ledger.rows:,} {self.ledger.unit}s"
-        parts.append(f"{self.ledger.passes:,.1f} passes over {units}")
+        parts.append(f"{self.ledger.passes:,.1f} passes over {self.ledger.data}")
         if self.warnings:
             parts.append(f"{len(self.warnings)} warning" + "s" * (len(self.warnings) != 1))
         method = f" {self.settings['method']}" if "method" in self.settings else ""

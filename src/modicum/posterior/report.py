@@ -298,10 +298,11 @@ def _fitted(post: FittedDraws, model: BaseModel | None) -> Markup:
     if "formula" in settings:
         pairs.append(("formula", tag("code", settings["formula"])))
     pairs.append(("model", model_name(model)))
-    units = f"{post.ledger.rows:,} {post.ledger.unit}s"
-    rows = settings.get("rows", post.ledger.rows)
-    row_count = f"{rows:,} rows" + (f" in {units}" if post.ledger.unit != "row" else "")
-    pairs.append(("data", row_count))
+    rows, ledger = settings.get("rows", post.ledger.rows), post.ledger
+    in_units = f" in {ledger.rows:,} {ledger.unit}s" if ledger.unit != "row" else ""
+    pairs.append(("data", f"{rows:,} rows{in_units}"))
+    if ledger.collapsed is not None:
+        pairs.append(("distinct rows", f"{ledger.collapsed[0]:,}"))
     if settings.get("dropped_rows"):
         pairs.append(("left out", f"{settings['dropped_rows']:,} rows with missing values"))
     if post.fit_rows is not None:

@@ -32,7 +32,7 @@ from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.lake import cache_folder, is_remote, local_path
 from modicum.rows.memory import encoded, in_memory, rows_type
 from modicum.rows.object_storage import holds_store
-from modicum.rows.rows import Rows
+from modicum.rows.rows import CHUNK, Rows
 from modicum.rows.sources import BATCH_ROWS, Source, is_columns, is_table
 from modicum.rows.store import DESCRIPTION
 from modicum.rows.table_encoding import ChosenColumns, learn_columns
@@ -540,9 +540,6 @@ def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:
     if isinstance(data, Rows):
         return RowsSource(data)
     return open_table(data, text_encoding, as_text, levels=True)
-
-
-CHUNK = 1 << 20  # rows read at a time
 
 
 def table_numbers(rows: Rows, table: object) -> Array | None:

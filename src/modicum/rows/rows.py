@@ -24,6 +24,8 @@ from modicum.rows.memory import Backend, MemoryBackend, encoded, fill
 from modicum.rows.sources import TableSource, is_table
 from modicum.rows.table_encoding import ChosenColumns, encoding_like, learn_columns
 
+CHUNK = 1 << 20  # rows read at a time
+
 
 class Rows:
     """A data set of n rows, each with the same named fields of numbers.
@@ -507,6 +509,14 @@ class Rows:
     def is_store(self) -> bool:
         """Whether the rows live in a store on disk."""
         return self._backend.folder is not None
+
+    @property
+    def observations(self) -> float:
+        """The number of rows, of which one with weight 3 counts as three."""
+        if "weight" not in self.fields:
+            return float(self._description.n)
+        weights = (chunk["weight"] for chunk in self._backend.chunks(CHUNK))
+        return sum(float(np.maximum(weight, 1.0).sum(dtype=float)) for weight in weights)
 
     def __len__(self) -> int:
         return self._description.n
