@@ -136,7 +136,7 @@ class Ledger:
             "full_data": self.full_data,
             "sweeps": self.sweeps,
             "unit": self.unit,
-            "collapsed": self.collapsed and list(self.collapsed),
+            **({} if self.collapsed is None else {"collapsed": list(self.collapsed)}),
             "counts": [[purpose, kind, n] for (purpose, kind), n in self.counts.items()],
         }
 

@@ -91,9 +91,7 @@ class RunSettings:
     parallel: Parallel | None = None
     starts: int | Sequence[Params] | None = None
     engine: EngineChoice | None = None
-    collapse: bool | Literal["always"] = (
-        False  # whether equal rows are one row; see `distinct_rows`
-    )
+    collapse: bool | Literal["always"] = False  # whether equal rows are one; see `distinct_rows`
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -362,7 +360,7 @@ def _problem(
 
 
 def _distinct(model: BaseModel, rows: Rows, settings: RunSettings, method: Method) -> Rows:
-    """Return the distinct rows, weighted; all rows, if few are repeated or the method needs them."""
+    """Return distinct rows with weights; all rows if few are equal, or the method needs them."""
     if not settings.collapse or method.fewest_distinct > len(rows):
         return rows
     model.check(rows)  # messages name rows of the table

@@ -116,8 +116,8 @@ def count_classes(rows: Rows) -> int:
         )
     if count > MANY and FEW * count > rows.observations:
         raise DataError(
-            f"{outcome} has {count:,} classes in {rows.observations:,.0f} rows, fewer than {FEW} rows for "
-            f"each; merge classes, use a family for numbers if they are numbers, or give "
+            f"{outcome} has {count:,} classes in {rows.observations:,.0f} rows, fewer than {FEW} "
+            f"rows for each; merge classes, use a family for numbers if they are numbers, or give "
             f"classes={count} if they are classes."
         )
     return count

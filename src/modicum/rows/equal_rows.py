@@ -30,7 +30,7 @@ EXACT_COUNT = 1 << 24  # the whole numbers that float32 holds
 MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # from MurmurHash3
 
 
-class _Collision(Exception):
+class _CollisionError(Exception):
     """Rows that differ have the same hash."""
 
 
@@ -51,7 +51,7 @@ class _Counted(NamedTuple):
         first[place[::-1]] = np.arange(len(place))[::-1]  # of several, the last that is written
         kept = {name: part[first] for name, part in fields.items()}
         if any(np.any(kept[name][place] != part) for name, part in fields.items()):
-            raise _Collision
+            raise _CollisionError
         return cls(values, np.bincount(place, weight, len(values)), kept)
 
     @classmethod
@@ -91,7 +91,7 @@ def distinct_rows(rows: Rows, always: bool = False) -> Rows | None:
                 return None
         most = 1.0 if always else MOST_DISTINCT
         found = _counted(about, rows.chunks(CHUNK), most)
-    except _Collision:
+    except _CollisionError:
         return None
     if len(found.hashed) > most * len(rows):
         return None
