@@ -12,12 +12,12 @@ Laplace(mean=0.0, scale=0.5)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modicum.arguments import names_checked
 from modicum.errors import SettingError
-from modicum.fit import Table, model_for
+from modicum.fit import Table, model_for, one_text
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.families import family_named
 from modicum.models.multilevel import HoldEffects
@@ -58,7 +58,7 @@ __all__ = [
 
 @names_checked
 def default(
-    formula: str | Rows,
+    formula: str | Sequence[str] | Rows,
     data: Table | LinearPredictorModel | None = None,
     family: str | type[LinearPredictorModel] | LinearPredictorModel = "logistic",
     *,
@@ -93,11 +93,12 @@ def default(
     intercept ~ normal(0, 10), of the predictor at the mean of the columns
     group_sd[ward] ~ half-normal(2.5)
     """
-    if isinstance(formula, str):
+    if isinstance(formula, Sequence):
         if data is None:
             raise SettingError("a formula needs a table: priors.default(formula, table, family).")
+        text = one_text(formula)
         rows = read_formula(
-            formula, data, offset=offset, weight=weights, missing=missing, progressbar=False
+            text, data, offset=offset, weight=weights, missing=missing, progressbar=False
         ).rows
         model = model_for(rows, family, priors, groups).model
     else:

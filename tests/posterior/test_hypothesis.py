@@ -128,6 +128,9 @@ def test_only_coefficients_on_a_scale_of_logarithms_are_exponentiated():
     table = counts.summary(exponentiate=True)
     assert list(table.index) == ["beta[0]", "intercept"]
     assert table.attrs["multiplies"] == "rate"
+    spread = {"beta": x[..., None], "scale.beta": x[..., None] + 1, "scale.intercept": x}
+    normal = posteriors.bare(mo.models.Gaussian(), spread).summary(exponentiate=True)
+    assert normal["mean"].to_dict() == pytest.approx({"scale.beta[0]": np.e, "scale.intercept": 1})
     for model in (mo.models.Gaussian(), mo.models.Probit(), mo.models.Binomial(link="probit")):
         fit = posteriors.bare(model, draws)
         refused(SettingError, "are no logarithms", fit.summary, exponentiate=True)

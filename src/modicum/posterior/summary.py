@@ -43,7 +43,8 @@ def summary(
 
     With `exponentiate`, the table is that of e^coefficient: odds ratios of a logistic regression,
     rate ratios of counts (``attrs["multiplies"]`` says of what), e^intercept being the odds or the
-    rate itself. Parameters that are no logarithms of ratios, such as scales, are left out.
+    rate itself. Of a parameter with a formula of its own, they are ratios of that parameter.
+    Parameters that are no logarithms of ratios, such as standard deviations, are left out.
 
     Examples
     --------
@@ -80,7 +81,7 @@ def summary(
         index = scalar_names(name, x.shape[2:], post.labels)
         parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
     table = pd.concat(parts) if parts else pd.DataFrame()
-    if multiplies:
+    if exponentiate:
         table.attrs["multiplies"] = multiplies
     if weights is not None:
         table.attrs["mean_weight"] = float(weights.mean())
@@ -91,14 +92,17 @@ def summary(
 def _exponentiated(post: FittedDraws) -> FittedDraws:
     """Return e^coefficient in place of all parameters; refuse coefficients that only add."""
     family = post.fitted_model().row_model
-    if not family.multiplies:
+    draws = {
+        name: np.exp(np.asarray(x, float))
+        for name, x in post.draws.items()
+        if (family.multiplies or _explains_another(name)) and _is_coefficient(name)
+    }
+    if not draws:
         raise SettingError(
             f"the coefficients of {type(family).__name__} are no logarithms, so that their "
             "exponentials mean nothing: leave exponentiate out, or compare predictions, by "
             "post.contrast(column, comparison='ratio')."
         )
-    names = [name for name in post.draws if name in ("beta", "intercept") or is_pooled(name)]
-    draws = {name: np.exp(np.asarray(post.draws[name], float)) for name in names}
     labels = {name: labels for name, labels in post.labels.items() if name in draws}
     return replace(post, draws=draws, labels=labels)
 
@@ -106,6 +110,17 @@ def _exponentiated(post: FittedDraws) -> FittedDraws:
 def is_pooled(name: str) -> bool:
     """Whether a parameter or a scalar is an effect of a group's level, or part of a smooth."""
     return any(mark in name.split("[")[0] for mark in EFFECTS)
+
+
+def _is_coefficient(name: str) -> bool:
+    """Whether draws of this name add to a predictor: "beta", "scale.intercept", "1|ward"."""
+    return name.rpartition(".")[2] in ("beta", "intercept") or is_pooled(name)
+
+
+def _explains_another(name: str) -> bool:
+    """Whether a coefficient is that of another parameter's logarithm or logit: "scale.beta"."""
+    parameter, dot, _ = name.partition(".")
+    return bool(dot) and not is_pooled(parameter)
 
 
 def interval_columns(prob: float) -> list[str]:
