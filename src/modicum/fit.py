@@ -34,7 +34,7 @@ from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.reading import Missing, TableFiles, TableRows, read_formula
 from modicum.run.chains import ChainCount, Parallel
-from modicum.sample import RunSettings, draw
+from modicum.sample import RunSettings, draw, repeatable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,6 +164,7 @@ def fit(
     >>> len(post.predict(pd.DataFrame({"ward": ["c"], "dose": [0.5]})))
     1
     """
+    asked = dict(locals())
     settings = RunSettings(
         method=resolve(method),
         draws=draws,
@@ -196,7 +197,8 @@ def fit(
         has_groups = _check_digest(formula, data, no_effect, groups)
         table_rows = TableRows(data.pool.rows, 0)
         held = model_for(table_rows.rows, family, priors, "explicit" if has_groups else groups)
-        return draw(held.model, data, settings, origin_of(table_rows, held, None))
+        post = draw(held.model, data, settings, origin_of(table_rows, held, None))
+        return repeatable(post, fit, asked)
     table_rows = read_formula(
         formula,
         data,
@@ -210,7 +212,7 @@ def fit(
     )
     held = model_for(table_rows.rows, family, priors, groups)
     origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
-    return draw(held.model, table_rows.rows, settings, origin)
+    return repeatable(draw(held.model, table_rows.rows, settings, origin), fit, asked)
 
 
 def one_text(formula: object) -> str:

@@ -62,6 +62,7 @@ class Stream(IntEnum):
     LAPLACE_ROWS = 74  # rows that determine the weights of these draws
     LAPLACE_ACCEPT = 75  # which of these draws an independence sampler accepts
     MEAN_SUBSET = 76  # rows for the short chains that estimate the posterior mean
+    FOLDS = 39  # rows of each fold of a cross-validation
     MEAN_POINTS = 77  # draws of these chains at which gradients of all rows are averaged
     SKEWNESS = 78  # points that decide whether skewed axes are looked for on all rows
 

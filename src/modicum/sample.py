@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
@@ -34,6 +35,7 @@ from modicum.models.target import check_model_and_rows
 from modicum.passes import EngineChoice, Starts, Sums, engine_for
 from modicum.posterior import Posterior
 from modicum.posterior.draws import scalar_names, tidy_labels
+from modicum.posterior.fitted import Rerun
 from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
 from modicum.results import WITHOUT_TABLE, Finished, Origin, posterior_of
@@ -254,6 +256,7 @@ def sample(
     >>> list(post.summary().index)
     ['beta[dose]', 'beta[age]', 'intercept']
     """
+    asked = dict(locals())
     settings = RunSettings(
         method=resolve(method),
         draws=draws,
@@ -269,7 +272,7 @@ def sample(
         starts=starts,
         engine=engine,
     )
-    return draw(model, rows, settings)
+    return repeatable(draw(model, rows, settings), sample, asked)
 
 
 @in_double_precision
@@ -325,7 +328,32 @@ def draw(
             task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
             finished = Finished(method, plan, history, layout, thin, time.monotonic() - started)
-            return posterior_of(task, rows, finished, doubts, origin)
+            post = posterior_of(task, rows, finished, doubts, origin)
+    post.rerun = Rerun(partial(_on_rows, settings))
+    return post
+
+
+def _on_rows(settings: RunSettings, model: BaseModel, rows: Rows, seed: int) -> Posterior:
+    """Sample a model with the settings of another run, quietly and without its checkpoint."""
+    return draw(
+        model, rows, replace(settings, random_seed=seed, progressbar=False, checkpoint=None)
+    )
+
+
+def repeatable(
+    post: Posterior, function: Callable[..., Posterior], asked: Mapping[str, object]
+) -> Posterior:
+    """Let a posterior be made again by the same call with some arguments changed."""
+    assert post.rerun is not None
+    post.rerun = post.rerun._replace(call=partial(_again, function, dict(asked)))
+    return post
+
+
+def _again(
+    function: Callable[..., Posterior], asked: Mapping[str, object], **changes: object
+) -> Posterior:
+    places = {name: None for name in ("checkpoint", "store") if name in asked}
+    return function(**{**asked, **places, **changes})
 
 
 # The problem and its checks ---------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,6 +37,13 @@ Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
 """Maps draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
 
 
+class Rerun(NamedTuple):
+    """How to sample again as this posterior was sampled."""
+
+    on_rows: Callable[[BaseModel, Rows, int], FittedDraws]  # from a model, rows and a seed
+    call: Callable[..., Any] | None = None  # with changed arguments of the user's call
+
+
 @dataclass(repr=False, eq=False)
 class FittedDraws(Draws):
     """Draws of a model's parameters, with the model and the rows if they are known.
@@ -53,6 +60,7 @@ class FittedDraws(Draws):
     fit_rows: FitRows | None = None
     rows: Rows | None = None
     table: object = None
+    rerun: Rerun | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,6 +29,7 @@ from modicum.posterior.marginal import contrast, marginal
 from modicum.posterior.ppc import ppc
 from modicum.posterior.predict import predict, predictive
 from modicum.posterior.r_squared import bayes_R2
+from modicum.posterior.refit import kfold, update
 from modicum.posterior.report import report
 from modicum.posterior.score import score
 from modicum.posterior.summary import learning_curve, posterior_box, summary
@@ -115,6 +116,8 @@ class Posterior(FittedDraws):
         `load` takes them.
     table
         The table from which `mo.fit` made the rows; not saved either.
+    rerun
+        How to sample again, for `update` and `kfold`; not saved either.
 
     Examples
     --------
@@ -148,12 +151,15 @@ class Posterior(FittedDraws):
 
     # how far the model, the prior and the draws can be trusted
     ppc = ppc
+    kfold = kfold
     bayes_R2 = bayes_R2  # noqa: N815 - as brms calls it
     loo = loo
     log_evidence = log_evidence
     sensitivity = sensitivity
     stein_discrepancy = stein_discrepancy
     correct = correct
+
+    update = update
 
     # for people, ArviZ and later
     report = report

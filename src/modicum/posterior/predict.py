@@ -641,3 +641,9 @@ def density_array(
     number = len(next(iter(draws.values())))
     parts = in_pieces(rows, number, lambda batch: predictor.outcome(draws, batch)[1])
     return np.concatenate([part for _, part in parts], axis=1)
+
+
+def density_pieces(source: OutcomeDraws, rows: AlignedRows) -> Iterator[np.ndarray]:
+    """Yield the log-densities of observed outcomes (draws, rows), some rows at a time."""
+    for _, (_, density) in in_pieces(rows, source.number, source.outcome):
+        yield density

@@ -103,7 +103,7 @@ def score(
         _check_outcomes(predictor.model, piece, expected, number)
         row_mass = np.asarray(piece.get("weight", np.ones(len(y))), dtype=float)
         density = np.where(row_mass > 0, density, 0.0)  # a weight of 0 adds 0, not 0 times inf
-        mean, joint = _log_mean(density, share)
+        mean, joint = log_mean(density, share)
         with np.errstate(invalid="ignore", over="ignore"):
             ratio = np.exp(density - joint)
         right: np.ndarray = np.full(y.shape, np.nan)
@@ -146,7 +146,7 @@ def _check_outcomes(
         model.check_fields(piece, first)
 
 
-def _log_mean(density: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def log_mean(density: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the weighted mean density of each row, up to a factor, and the log of the mean."""
     top = density.max(axis=0)
     top = np.where(np.isfinite(top), top, 0.0)

@@ -113,8 +113,8 @@ def is_pooled(name: str) -> bool:
 
 
 def _is_coefficient(name: str) -> bool:
-    """Whether draws of this name add to a predictor: "beta", "scale.intercept", "1|ward"."""
-    return name.rpartition(".")[2] in ("beta", "intercept") or is_pooled(name)
+    """Whether draws of this name are coefficients: "beta", "scale.intercept", "1|ward"."""
+    return name.rpartition(".")[2] in ("beta", "intercept") or "|" in name
 
 
 def _explains_another(name: str) -> bool:
@@ -244,6 +244,6 @@ def posterior_box(post: FittedDraws) -> str:
 
 def _first_names(post: FittedDraws) -> list[str]:
     """Return the first parameters, enough for `SHOWN` scalars; effects of groups come last."""
-    ordered = sorted(post.draws, key=lambda name: EFFECTS in name)
+    ordered = sorted(post.draws, key=is_pooled)
     before = np.cumsum([0, *(post.draws[name][0, 0].size for name in ordered)])
     return [name for name, count in zip(ordered, before, strict=False) if count < SHOWN]
