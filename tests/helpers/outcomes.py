@@ -65,6 +65,9 @@ DRAWN = {
     "HurdleLognormal": lambda rng, eta: (
         np.exp(eta + 0.7 * rng.normal(size=len(eta))) * (rng.random(len(eta)) > 0.3)
     ),
+    "Tweedie": lambda rng, eta: (  # of power 1.5: amounts are exponential, here of mean mu^0.5 / 2
+        rng.standard_gamma(rng.poisson(2 * np.exp(eta / 2))) * np.exp(eta / 2) / 2
+    ),
     "Ordinal": lambda rng, eta: np.searchsorted(CUTS, eta + rng.logistic(size=len(eta))),
     "StoppingRatio": lambda rng, eta: np.cumprod(
         rng.logistic(size=(len(eta), 3)) > CUTS - eta[:, None], axis=1

@@ -77,6 +77,7 @@ class LinearPredictorModel(CoefficientPriors):
     field_meaning: ClassVar[dict[str, str]] = {}  # completes "COLUMN is ..." for a field
     predictor_per_class: ClassVar[bool] = False  # rather than a single one
     has_order: ClassVar[bool] = False  # whether outcomes are classes in their order
+    mean_is_share: ClassVar[bool] = False  # between 0 and 1, so that it has odds
     # Whether `derivatives` also takes NumPy arrays (`modicum.arrays`), so that sums over all rows
     # need no compiler.
     on_numpy: ClassVar[bool] = False

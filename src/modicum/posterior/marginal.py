@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from modicum.errors import SettingError, whole_number
-from modicum.models import BaseModel, Beta, Binomial, LinearPredictorModel
+from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.draws import affordable, check_interval, thinned
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
@@ -403,7 +403,7 @@ def _values_of(rows: Population, name: str, chosen: list[Level] | None, few: boo
 def _require_chances(model: BaseModel) -> None:
     """Refuse odds ratios for models whose expected outcomes are not probabilities."""
     family = model.row_model
-    if not isinstance(family, LinearPredictorModel) or isinstance(family, Binomial | Beta):
+    if not isinstance(family, LinearPredictorModel) or family.mean_is_share:
         return
     if type(family).decide is BaseModel.decide:
         raise SettingError(

@@ -72,6 +72,19 @@ def _hurdle(other):
 AMOUNTS = (_gamma, _lognormal)  # which are never 0
 
 
+def _tweedie(power):
+    def density(b, e, dispersion):
+        """Sum over the number of amounts."""
+        rate = np.exp((2 - power) * e) / (dispersion * (2 - power))
+        shape, unit = (2 - power) / (power - 1), dispersion * (power - 1) * np.exp((power - 1) * e)
+        y, j = b["y"][:, None], np.arange(1, 400)
+        each = stats.poisson.logpmf(j, rate[:, None])
+        each = each + stats.gamma.logpdf(np.maximum(y, 1e-9), j * shape, scale=unit[:, None])
+        return np.where(b["y"] == 0, -rate, special.logsumexp(each, axis=1))
+
+    return density
+
+
 def _ordinal(cdf):
     def density(b, e, cuts):
         edges = np.r_[-np.inf, cuts, np.inf]
@@ -141,6 +154,7 @@ TRUTH = {
     "Lognormal": _lognormal,
     "HurdleGamma": _hurdle(_gamma),
     "HurdleLognormal": _hurdle(_lognormal),
+    "Tweedie": _tweedie(1.5),
     "InverseGaussian": lambda b, e, k: stats.invgauss.logpdf(b["y"], np.exp(e) / k, scale=k),
     "Ordinal": _ordinal(_sigmoid),
     "StoppingRatio": _stopping(_sigmoid),
@@ -163,6 +177,7 @@ SETTINGS = {
     "StoppingRatio": [({"link": "cloglog"}, _stopping(_cloglog))],
     "BetaBinomial": [({"link": "cloglog"}, lambda b, e, phi: stats.betabinom.logpmf(
         b["y"], b["trials"], -phi * np.expm1(-np.exp(e)), phi * np.exp(-np.exp(e))))],
+    "Tweedie": [({"power": power}, _tweedie(power)) for power in (1.05, 1.2, 1.8, 1.95)],
     "AsymmetricLaplace": [({"quantile": 0.9}, _asymmetric(0.9)),
                           ({"quantile": 0.2, "scale": 0.7}, lambda b, e, _: _asymmetric(0.2)(
                               b, e, 0.7))],
@@ -175,7 +190,7 @@ CASES += [
 ]
 FAR_OUT = {
     "Beta": 100.0, "Ordinal": 100.0, "Gamma": 20.0, "NegativeBinomial": 100.0, "Lognormal": 100.0,
-    "HurdleNegativeBinomial": 100.0, "HurdleGamma": 20.0, "BetaBinomial": 800.0,
+    "HurdleNegativeBinomial": 100.0, "HurdleGamma": 20.0, "BetaBinomial": 800.0, "Tweedie": 60.0,
     "ZeroOneInflatedBeta": 100.0, "GaussianLog": 100.0,
 }  # fmt: skip
 

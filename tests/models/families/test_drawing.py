@@ -158,6 +158,20 @@ def test_amounts_beyond_a_hurdle(name, x64):
     np.testing.assert_allclose(_moments(AMOUNTS[name]), mixed, rtol=1e-9)
 
 
+def test_sums_of_amounts(x64):
+    """Tweedie outcomes of power 1.5: an exponential amount has the mean dispersion mu^0.5 / 2."""
+    y, rate, unit = _drawn(M.Tweedie()), 2 * np.exp(ETA / 2) / E, E * np.exp(ETA / 2) / 2
+    none, j = np.exp(-rate), np.arange(1, 100)
+    assert abs(np.mean(y == 0) - none) < 4 * np.sqrt(none * (1 - none) / N)
+
+    def cdf(t):
+        return stats.gamma.cdf(t[:, None], j, scale=unit) @ stats.poisson.pmf(j, rate) / (1 - none)
+
+    assert stats.kstest(y[y > 0], cdf).pvalue > 1e-3
+    assert stats.kstest(1.1 * y[y > 0], cdf).pvalue < 1e-6  # the negative control
+    np.testing.assert_allclose(_moments(M.Tweedie()), [MU, E * MU**1.5], rtol=1e-9)
+
+
 def test_shares_at_the_edges(x64):
     y, other, one = _drawn(M.ZeroOneInflatedBeta()), CONTINUOUS["beta"][1], expit(MOST)
     for edge, chance in ((0, LAST_PI * (1 - one)), (1, LAST_PI * one)):
@@ -208,7 +222,7 @@ def test_moments_of_counts(name, x64):
 
 def test_every_family_draws_outcomes():
     drawn = {type(model) for model, _ in (*CONTINUOUS.values(), *DISCRETE.values())}
-    drawn |= {type(model) for model in AMOUNTS.values()} | {M.ZeroOneInflatedBeta}
+    drawn |= {type(model) for model in AMOUNTS.values()} | {M.ZeroOneInflatedBeta, M.Tweedie}
     assert drawn == set(M.FAMILIES.values())
 
 

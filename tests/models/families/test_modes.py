@@ -21,8 +21,10 @@ from modicum.passes import anchor_at_mode
 FLAT = {"prior_scale": 1e4, "intercept_scale": 1e4}
 NEAR = 0.04  # posterior sds: effect of the priors of extra parameters with 400 rows
 MORE = {"ZeroInflatedNegativeBinomial": 4_000}  # rows, where they say little about a parameter
-SLOW = {"ZeroInflatedNegativeBinomial", "HurdleNegativeBinomial", "HurdleGamma", "BetaBinomial",
-        "ZeroOneInflatedBeta", "Lognormal", "StoppingRatio", "AdjacentCategory"}  # fmt: skip
+SLOW = {
+    "ZeroInflatedNegativeBinomial", "HurdleNegativeBinomial", "HurdleGamma", "BetaBinomial",
+    "ZeroOneInflatedBeta", "Lognormal", "StoppingRatio", "AdjacentCategory", "Tweedie",
+}  # fmt: skip
 
 
 FINE = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 4000}
@@ -53,6 +55,20 @@ def _zero_one_inflated(b):
 def _log_link(b):
     coefficients = _glm(b, sm.families.Gaussian(sm.families.links.Log()))
     return [*coefficients, np.log(np.std(b["y"] - np.exp(b["x1"] @ coefficients)))]
+
+
+def _tweedie(b):
+    """Of power 1.5: the density of a sum of j exponential amounts is that of a gamma variable."""
+    kind = sm.families.Tweedie(sm.families.links.Log(), var_power=1.5)
+    coefficients = _glm(b, kind)
+    root, y, j = np.exp(b["x1"] @ coefficients / 2), b["y"], np.arange(1, 80)[:, None]
+
+    def negative(log_dispersion):
+        rate, unit = 2 * root / np.exp(log_dispersion), root * np.exp(log_dispersion) / 2
+        each = stats.poisson.logpmf(j, rate) + stats.gamma.logpdf(np.maximum(y, 1e-9), j, 0, unit)
+        return -np.sum(np.where(y == 0, -rate, special.logsumexp(each, axis=0)))
+
+    return [*coefficients, optimize.minimize_scalar(negative, bounds=(-3, 3)).x]
 
 
 def _lognormal(b):
@@ -182,6 +198,7 @@ FITS = {
     "HurdleGamma": _hurdle(_gamma),
     "HurdleLognormal": _hurdle(_lognormal),
     "InverseGaussian": _inverse_gaussian,
+    "Tweedie": _tweedie,
     "Ordinal": _ordinal,
     "StoppingRatio": _by_classes(_stopping),
     "AdjacentCategory": _by_classes(_adjacent),

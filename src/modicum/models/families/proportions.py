@@ -44,6 +44,7 @@ class _Successes(LinearPredictorModel):
     """A family of successes and failures."""
 
     on_numpy: ClassVar[bool] = True
+    mean_is_share: ClassVar[bool] = True
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns that separate successes from failures."""
@@ -324,6 +325,7 @@ class Beta(ExtraParameter):
 
     extras: ClassVar[tuple[str, ...]] = ("log_precision",)
     bounded_by_variation: ClassVar[bool] = True
+    mean_is_share: ClassVar[bool] = True
     outcome_fault = staticmethod(share_fault)
     multiplies = "odds"
 

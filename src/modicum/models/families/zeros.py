@@ -1,26 +1,37 @@
-"""Outcomes with a separate source of zeros: zero-inflated counts, and outcomes beyond a hurdle.
+"""Outcomes with many zeros: zero-inflated counts, outcomes beyond a hurdle, and Tweedie's sums.
 
 A zero part goes with any family that has a log link: here with Poisson and negative binomial
-counts, and with gamma and lognormal amounts. Its probability is the last predictor.
+counts, and with gamma and lognormal amounts. Its probability is the last predictor. A Tweedie
+outcome is a sum of a random number of amounts, and 0 where there is none.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from math import log, pi
+from numbers import Real
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.errors import SettingError
 from modicum.models.families.counts import NegativeBinomial, Poisson
 from modicum.models.families.extras import ExtraParameter, LogLink
-from modicum.models.families.links import LINKS, chances, softplus
+from modicum.models.families.links import (
+    LINKS,
+    bounded_exp,
+    chances,
+    draw_counts,
+    softplus,
+    stirling_rest,
+)
 from modicum.models.families.positive import Gamma, Lognormal
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import count_fault, from_zero_fault
-from modicum.models.priors import Moments
+from modicum.models.priors import Moments, Normal
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,3 +215,98 @@ class HurdleLognormal(_Hurdle):
     others: ClassVar[LogLink] = Lognormal()
     extras: ClassVar[tuple[str, ...]] = ("log_scale", "logit_zero_chance")
     bounded_by_variation: ClassVar[bool] = True
+
+
+TERMS = 96  # of the sum over the number of amounts
+REACH = 8.0, 10.0  # standard deviations below and above its largest term
+LOWEST, HIGHEST = 1.05, 1.95  # power, beyond which more terms would be needed
+
+
+@dataclass(frozen=True, repr=False)
+class Tweedie(ExtraParameter, LogLink):
+    """Tweedie regression with log link: a Poisson number of gamma amounts, added up.
+
+    Outcomes are positive, or 0 where the number is 0: total claims of a policy, rain in a day. The
+    variance is dispersion mu^power.
+
+    Parameters
+    ----------
+    power
+        How the variance grows with the mean, from 1.05 to 1.95: nearly Poisson counts times a
+        unit, or nearly gamma variables.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.Tweedie(power=1.6).extras
+    ('log_dispersion',)
+    """
+
+    power: float = 1.5
+
+    extras: ClassVar[tuple[str, ...]] = ("log_dispersion",)
+    extras_have_unit: ClassVar[bool] = True
+    bounded_by_variation: ClassVar[bool] = True
+    counted: ClassVar[str | None] = "y"
+    outcome_fault = staticmethod(from_zero_fault)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.power, Real) or not LOWEST <= self.power <= HIGHEST:
+            raise SettingError(
+                f"power must be a number from {LOWEST} to {HIGHEST}: the variance is dispersion "
+                "mu^power, with a power of 1 for Poisson counts and 2 for gamma variables."
+            )
+
+    @property
+    def shape(self) -> float:
+        """The shape of an amount, which has a gamma distribution."""
+        return (2 - self.power) / (self.power - 1)
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Minus the mean number for a 0; for others the unit deviance, and a sum over numbers."""
+        (eta, extra), q = eta, 2 - self.power
+        none = -jnp.exp(q * eta - extra) / q
+        log_y = jnp.log(jnp.where(y == 0, 1.0, jnp.asarray(y, eta.dtype)))
+        s = log_y - eta
+        deviance = jnp.expm1((1 - q) * s) / (1 - q) + jnp.expm1(-q * s) / q
+        some = -jnp.exp(q * log_y - extra) * deviance - log_y
+        return jnp.where(y == 0, none, some + self._log_sum(q * log_y - extra - log(q)))
+
+    def _log_sum(self, log_c: jax.Array) -> jax.Array:
+        """Log of the sum over the number j of amounts, given the log of its most likely value c.
+
+        By Stirling's formula the terms are e^(-(1 + shape) (j log(j / c) - j + c)) but for a factor
+        near 1. Where c is large they are those of a normal density, whose integral is a sum in
+        larger steps to all digits.
+        """
+        c, fixed = jnp.exp(log_c), jax.lax.stop_gradient(jnp.maximum(jnp.exp(log_c), 1.0))
+        sd = jnp.sqrt(fixed / (1 + self.shape))
+        step = jnp.maximum(sum(REACH) * sd / (TERMS - 1), 1.0)
+        first = jnp.maximum(fixed - REACH[0] * sd, 1.0)
+        first = jnp.where(step > 1, first, jnp.floor(first))
+        j = first[..., None] + step[..., None] * jnp.arange(TERMS, dtype=c.dtype)
+        c, log_c = c[..., None], log_c[..., None]
+        apart = jnp.log1p((j - c) / jnp.maximum(c, 1.0))
+        ratio = jnp.where(c > 1, apart, jnp.log(j) - log_c)
+        terms = -(1 + self.shape) * (j * ratio - (j - c))
+        near_one = stirling_rest(j) + stirling_rest(self.shape * j)
+        total = jax.nn.logsumexp(terms - near_one, axis=-1)
+        return total + jnp.log(step) + 0.5 * log(self.shape) - log(2 * pi)
+
+    def extra_prior(self, name: str, data: Moments) -> Normal:
+        """Return a wide prior in the unit of the outcome."""
+        centre = (2 - self.power) * self.intercept_prior(data).mean
+        return Normal(centre, super().extra_prior(name, data).sd)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """Dispersion mu^power."""
+        return jnp.exp(eta[1] + self.power * eta[0])
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw the number of amounts, and their sum, which is a gamma variable."""
+        del batch
+        q, log_mean, log_dispersion = 2 - self.power, eta[..., 0], eta[..., 1]
+        number = draw_counts(rng, bounded_exp(q * log_mean - log_dispersion) / q)
+        unit = bounded_exp((1 - q) * log_mean + log_dispersion) * (1 - q)
+        return rng.standard_gamma(number * self.shape) * unit
