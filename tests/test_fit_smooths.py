@@ -172,6 +172,24 @@ def test_smooths_beside_groups(table):
         post.effects()
 
 
+def test_too_few_splines_are_told(post, table):
+    assert [doubt.code for doubt in post.warnings] == []
+    quick = table.assign(y=table["y"] + np.sin(6 * table["x"]))
+    with pytest.warns(mo.ModicumWarning, match=r"s\(x\) has k=6 .* such as k=12"):
+        fitted("y ~ s(x, k=6)", quick, family=GAUSSIAN)
+    enough = fitted("y ~ s(x, k=16)", quick, family=GAUSSIAN)
+    assert enough.warnings == []
+
+
+@pytest.mark.slow
+def test_other_parameters_have_smooths(table):
+    quiet = table.assign(y=table["y"] * np.exp(0.5 * table["x"]))
+    post = fitted("y ~ s(x, k=6); scale ~ s(x, k=5)", quiet, family="gaussian", priors=None)
+    assert {"smooth_sd[s(x)]", "smooth_sd[scale.s(x)]"} <= set(post.summary().index)
+    slope = post.effects("scale.s(x)", levels=[0.5, 3.5])["mean"].diff().iloc[-1] / 3
+    assert slope == pytest.approx(0.5, abs=0.12)
+
+
 def test_classes_without_one_predictor_are_refused(table):
     with pytest.raises(SettingError, match="one per class"):
         fitted("g ~ s(x)", table, family="softmax", priors=None)

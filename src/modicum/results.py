@@ -19,6 +19,7 @@ from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
 from modicum.passes import ModeRecord
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
+from modicum.posterior.smooth_curves import stiff_smooths
 from modicum.rows import Rows
 from modicum.run.chains import Layout
 from modicum.run.runner import History
@@ -93,7 +94,7 @@ def posterior_of(
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record, rows)}
     doubts += [warn(doubt) for doubt in origin.doubts]
-    return Posterior(
+    post = Posterior(
         draws=draws,
         stats=history.stats,
         ledger=task.ledger,
@@ -107,6 +108,8 @@ def posterior_of(
         rows=rows if isinstance(rows, Rows) else None,
         table=origin.table,
     )
+    post.warnings.extend(warn(doubt) for doubt in stiff_smooths(post))
+    return post
 
 
 def _count_rows(task: Task, plan: Plan, history: History) -> None:

@@ -21,6 +21,7 @@ from modicum.models.model import BaseModel, Params
 from modicum.models.priors import (
     LKJ,
     OWN,
+    Exponential,
     GroupPrior,
     HalfNormal,
     Horseshoe,
@@ -423,6 +424,8 @@ class CoefficientPriors(BaseModel):
 
     def _sd_prior(self, term: PooledTerm, effect: str, rows: Rows, data: Moments) -> Prior:
         unit = 1.0 if term.parameter else self.outcome_unit(data)
+        if term.kind == "smooth_sd":  # of quick wiggles it is many times their size: a longer tail
+            return Exponential(1 / (2.5 * unit))
         if effect == INTERCEPT:
             return HalfNormal(2.5 * unit)
         at = self._with_moments(rows).index(effect)

@@ -6,24 +6,35 @@ the predictor is from that average, as a function of its variables in the units 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import DataError
+from modicum.errors import DataError, ModicumWarning, listed
+from modicum.models import LinearPredictorModel
+from modicum.models.coefficients import parameter_of
+from modicum.models.terms import slope_columns
 from modicum.posterior.draws import weights_of
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.summary import interval_columns
 from modicum.posterior.weighted import tabulated
+from modicum.random import Stream, generator
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.formula.smooths import By, smooth_columns
+from modicum.rows.formula.smooths import Basis, By, smooth_columns
 from modicum.rows.formula.structure import Factor
+from modicum.runtime import in_double_precision
 
 if TYPE_CHECKING:
     import pandas as pd
 
 POINTS = (101, 25, 9)  # along each variable of a smooth of one, two or three
+EXAMINED = 20_000  # rows in which wiggles are sought that a smooth cannot follow
+SIGNIFICANT = 1e-4  # chance of as large a trend along finer splines where there is none
+TINY = 1e-8  # share of the largest eigenvalue below which columns are those the smooth has
 
 
 class Smooth(NamedTuple):
@@ -42,6 +53,11 @@ class Smooth(NamedTuple):
     def by(self) -> str | None:
         """The column whose levels have curves of their own."""
         return Expression(self.factor.expression).by
+
+    @property
+    def is_line_and_more(self) -> bool:
+        """Whether it is a function of one variable, which is one of its columns."""
+        return len(self.variables) == 1 and not self.state["cyclic"]
 
     @property
     def bounds(self) -> np.ndarray:
@@ -117,3 +133,73 @@ def _coefficients(post: FittedDraws, smooth: Smooth) -> np.ndarray:
         places = [list(labels).index(name) for name in smooth.factor.columns]
         parts.insert(0, post.draws[beta][..., places])
     return np.concatenate(parts, axis=-1)
+
+
+# Whether k is large enough ----------------------------------------------------------------
+
+
+@in_double_precision
+@listed
+def stiff_smooths(post: FittedDraws) -> Iterator[ModicumWarning]:
+    """Warn of smooths with too few B-splines for what the rows show.
+
+    If the curve has all its wiggles, the scores g = df/d eta of the rows at the posterior mean have
+    no trend along B-splines on half as long intervals. With Q what the model's columns leave of
+    these, U = Q'g is then a sum of independent terms about 0, whose squared length in its own
+    standard errors has a chi-squared distribution. Some thousands of rows are examined, so that
+    what is found is not only significant, but large. Smooths of one variable that is no cycle are
+    examined, with explicit effects.
+    """
+    rows, model = post.held_rows(), cast("LinearPredictorModel", post.fitted_model())
+    curves = [smooth for smooth in smooths_of(post).values() if smooth.is_line_and_more]
+    if rows is None or not curves or model.integrated_group is not None:
+        return
+    rng = generator(0, Stream.CHECKED_ROWS)
+    batch = rows.take(np.sort(rng.choice(len(rows), min(len(rows), EXAMINED), replace=False)))
+    theta = model.restore({name: jnp.asarray(post.mean(name)) for name in post.draws})
+    slope = jax.grad(model.log_density)
+    g, h = jax.vmap(lambda e, y: (slope(e, y), jnp.diagonal(jax.jacfwd(slope)(e, y))))(
+        model.predictor_vector(theta, batch), model.outcome(batch)
+    )
+    counts = np.asarray(batch.get("weight", np.ones(len(g))))
+    for smooth in curves:
+        at = ["", *map(parameter_of, model.extras)].index(smooth.before.rstrip("."))
+        for level, of_level in smooth.state["levels"].items():
+            name = f"{smooth.before}{smooth.factor.label}{f'[{level}]' if level else ''}"
+            x = np.asarray(batch["x"], float)[:, slope_columns(rows)[f"{name}[linear]"]]
+            inside = (x != 0) | (not level)  # rows of other levels have 0
+            scores = (np.asarray(part)[inside] for part in (counts, g[:, at], h[:, at]))
+            size, chance = _missed(smooth, x[inside] + of_level["mean"][0], *scores)
+            if chance < SIGNIFICANT:
+                k = len(smooth.state["variables"][0]["roots"])
+                larger = min(2 * k, len(np.unique(x)))
+                yield ModicumWarning(
+                    "smooth-stiff",
+                    f"{name} has k={k} B-splines, too few for the rows: with more, the predictor "
+                    f"would differ by about {size:.2g} (root mean square)",
+                    f"use a larger k, such as k={larger}, or add what else changes with "
+                    f"{smooth.variables[0]}",
+                    size=size,
+                    chance=chance,
+                )
+
+
+def _missed(
+    smooth: Smooth, x: np.ndarray, counts: np.ndarray, g: np.ndarray, h: np.ndarray
+) -> tuple[float, float]:
+    """Return the size of what a smooth misses, and the chance of it where nothing is missed."""
+    from scipy.stats import chi2
+
+    (low, high), k = smooth.bounds[0], len(smooth.state["variables"][0]["roots"])
+    held, finer = (Basis(low, high, size).at(np.clip(x, low, high)) for size in (k, 2 * k - 3))
+    information = counts * np.maximum(-h, 0.0)
+    root = np.sqrt(information)[:, None]
+    Q = finer - held @ np.linalg.lstsq(root * held, root * finer)[0]
+    values, vectors = np.linalg.eigh(Q.T @ (information[:, None] * Q))
+    Q = Q @ vectors[:, values > TINY * max(values[-1], TINY)]
+    if not Q.shape[1] or 5 * Q.shape[1] > len(x):
+        return 0.0, 1.0
+    trend, noise = Q.T @ (counts * g), (Q.T * (counts * g**2)) @ Q
+    statistic = float(trend @ np.linalg.pinv(noise, hermitian=True) @ trend)
+    excess = max(statistic - Q.shape[1], 0.0)
+    return float(np.sqrt(excess / information.sum())), float(chi2.sf(statistic, Q.shape[1]))
