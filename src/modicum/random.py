@@ -51,6 +51,7 @@ class Stream(IntEnum):
     MODEL_WEIGHTS = 36  # the Bayesian bootstrap of model comparisons
     COUNTED_ROWS = 37  # which of the rows behind a weighted row are checked
     RESAMPLING = 38  # which weighted draws are repeated to get equally weighted ones
+    FOLDS = 39  # rows of each fold of a cross-validation
     DIGEST_ROWS = 40  # rows that a digest keeps
     COORDINATE_ROWS = 50  # rows that choose the coordinates of control variates
     STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run
@@ -62,8 +63,8 @@ class Stream(IntEnum):
     LAPLACE_ROWS = 74  # rows that determine the weights of these draws
     LAPLACE_ACCEPT = 75  # which of these draws an independence sampler accepts
     MEAN_SUBSET = 76  # rows for the short chains that estimate the posterior mean
-    FOLDS = 39  # rows of each fold of a cross-validation
     MEAN_POINTS = 77  # draws of these chains at which gradients of all rows are averaged
+    MODE_DRAWS = 79  # coefficients given the scales at their mode, to be checked there
     SKEWNESS = 78  # points that decide whether skewed axes are looked for on all rows
 
 

@@ -128,7 +128,7 @@ def test_a_dot_leaves_out_columns_with_another_role(formula, arguments, terms):
         ("y | cens(c) ~ x", "weibull", r"write event\(1 - c\)"),
         ("k | rate(e) ~ x", "poisson", r"add offset\(log\(e\)\) to the terms"),
         ("y | se(e) ~ x", "gaussian", "no family has known standard errors, so leave it out"),
-        ("k | trials(e) ~ x", "poisson", "use family='binomial', or leave it out"),
+        ("k | trials(e) ~ x", "poisson", "use family='binomial' or .*, or leave it out"),
         ("y | evnt(c) ~ x", "weibull", "'evnt' .*did you mean 'event'"),
         ("y | weights(e) ~ x", "gaussian", "pass weights='e'"),
         ("y | weight(e) ~ x", "gaussian", "pass weights='e'"),

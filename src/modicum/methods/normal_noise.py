@@ -142,7 +142,7 @@ def _scale_prior(target: Target, place: int) -> Callable[[np.ndarray], np.ndarra
 def notes_at_mode(task: Task, pooled: Pooled, density: ScaleDensity) -> list[ModicumWarning]:
     """Warn if data and priors disagree, or if data say little, as at any other mode."""
     target, h, first = task.target, density.mode, len(pooled.pull)
-    rng = generator(task.seed, Stream.LAPLACE_ROWS)
+    rng = generator(task.seed, Stream.MODE_DRAWS)
     drawn, _, _ = pooled.draw(h[None], rng.standard_normal((1, LOOKED_AT, first)))
     point = np.concatenate([drawn[0].mean(axis=0), h])
     require_noise(task.sums, point, converged=True)

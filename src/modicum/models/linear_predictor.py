@@ -304,10 +304,13 @@ class LinearPredictorModel(CoefficientPriors):
         return tuple(
             EffectScale(
                 term.field,
-                tuple(next(effects).scale for _ in term.effects),
+                tuple(next(effects).scale for _ in group.sds),
                 predictors.index(term.parameter),
             )
-            for term in self.group_terms
+            # groups come after smooths; those of a damaged file may have no priors
+            for term, group in zip(
+                self.group_terms, priors.groups[len(self.smooths) :], strict=False
+            )
         )
 
     def effect_factors(self, theta: Params) -> Sequence[jax.Array]:

@@ -198,7 +198,7 @@ def group_notes(
         informed = term.informed(point, covariance).sum(axis=1)
         for effect, place in enumerate(term.sds):
             called = parameter_name(names, int(place))
-            if not called.startswith("group_sd"):
+            if called.startswith("smooth_sd"):
                 continue  # a smooth without wiggles is a line, and no cause for doubt
             # tau^2 + s^2 has relative error sqrt(2 / L), and tau^2 is its share `informed` / L
             share = float(informed[effect]) / term.levels
