@@ -78,6 +78,7 @@ DRAWN = {
     ),
     "Exponential": lambda rng, eta: _censored(rng, rng.exponential(np.exp(eta))),
     "Weibull": lambda rng, eta: _censored(rng, np.exp(eta) * rng.weibull(1.5, len(eta))),
+    "VonMises": lambda rng, eta: rng.vonmises(2 * np.arctan(eta), 3.0),
     "AsymmetricLaplace": lambda rng, eta: eta + rng.laplace(size=len(eta)),
 }
 

@@ -38,6 +38,7 @@ def _with(name, field, value):
         ("HurdleNegativeBinomial", "y", 0.5, "HurdleNegativeBinomial needs counts"),
         ("Gamma", "y", 0, "Gamma needs positive numbers"),
         ("Lognormal", "y", 0, "Lognormal needs positive numbers"),
+        ("VonMises", "y", 90, "VonMises needs angles from -pi to pi, in radians"),
         ("Tweedie", "y", -1, "Tweedie needs numbers from 0"),
         ("HurdleLognormal", "y", -0.1, "HurdleLognormal needs numbers from 0"),
         ("InverseGaussian", "y", -3, "InverseGaussian needs positive numbers"),
@@ -213,6 +214,7 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
         ("gaussian(log)", "gaussian-log"),
         ("sratio", "stopping-ratio"),
         ("acat", "adjacent-category"),
+        ("von_mises", "von-mises"),
     ],
 )
 def test_names_of_brms_and_bambi_work(theirs, ours):

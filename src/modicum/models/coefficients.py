@@ -64,6 +64,7 @@ ELSEWHERE = {  # what brms calls parameters of ours
     "phi": "precision",
     "zi": "zero_inflation",
     "hu": "zero_chance",
+    "kappa": "concentration",
     "zoi": "edge_chance",
     "coi": "one_share",
 }

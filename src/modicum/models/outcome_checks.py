@@ -25,6 +25,12 @@ def real_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
     return np.zeros(y.shape, dtype=bool), "real numbers"
 
 
+def angle_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Angles in radians."""
+    bad = np.abs(y) > np.pi * (1 + 1e-6)  # also in single precision
+    return bad, "angles from -pi to pi, in radians (np.deg2rad of degrees)"
+
+
 def positive_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
     """Numbers above 0."""
     return ~(y > 0), "positive numbers"

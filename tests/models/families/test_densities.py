@@ -162,6 +162,7 @@ TRUTH = {
     "Exponential": lambda b, e, _: _weibull(b, e, 1.0),
     "Weibull": _weibull,
     "AsymmetricLaplace": _asymmetric(0.5),
+    "VonMises": lambda b, e, k: stats.vonmises.logpdf(b["y"], k, 2 * np.arctan(e)),
 }
 OTHER_ROWS = {
     "Logistic": logistic_rows, "Poisson": poisson_rows,
@@ -248,6 +249,7 @@ def test_expected_outcomes_are_means(name, x64):
         "Binomial": _sigmoid(eta),
         "Beta": _sigmoid(eta),
         "BetaBinomial": _sigmoid(eta),
+        "VonMises": 2 * np.arctan(eta),
         "Logistic": _sigmoid(eta),
         **dict.fromkeys(("AsymmetricLaplace", "Gaussian", "StudentT"), eta),
     }

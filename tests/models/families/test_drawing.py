@@ -172,6 +172,14 @@ def test_sums_of_amounts(x64):
     np.testing.assert_allclose(_moments(M.Tweedie()), [MU, E * MU**1.5], rtol=1e-9)
 
 
+def test_directions():
+    """Turned back by the mean direction."""
+    y, away = _drawn(M.VonMises()), 2 * np.arctan([ETA, ETA + 0.3])
+    turned = (y[:, None] - away + np.pi) % (2 * np.pi) - np.pi
+    assert stats.kstest(turned[:, 0], stats.vonmises(E).cdf).pvalue > 1e-3
+    assert stats.kstest(turned[:, 1], stats.vonmises(E).cdf).pvalue < 1e-6  # the negative control
+
+
 def test_shares_at_the_edges(x64):
     y, other, one = _drawn(M.ZeroOneInflatedBeta()), CONTINUOUS["beta"][1], expit(MOST)
     for edge, chance in ((0, LAST_PI * (1 - one)), (1, LAST_PI * one)):
@@ -222,7 +230,7 @@ def test_moments_of_counts(name, x64):
 
 def test_every_family_draws_outcomes():
     drawn = {type(model) for model, _ in (*CONTINUOUS.values(), *DISCRETE.values())}
-    drawn |= {type(model) for model in AMOUNTS.values()} | {M.ZeroOneInflatedBeta, M.Tweedie}
+    drawn |= {M.HurdleGamma, M.HurdleLognormal, M.Tweedie, M.VonMises, M.ZeroOneInflatedBeta}
     assert drawn == set(M.FAMILIES.values())
 
 

@@ -23,7 +23,7 @@ NEAR = 0.04  # posterior sds: effect of the priors of extra parameters with 400 
 MORE = {"ZeroInflatedNegativeBinomial": 4_000}  # rows, where they say little about a parameter
 SLOW = {
     "ZeroInflatedNegativeBinomial", "HurdleNegativeBinomial", "HurdleGamma", "BetaBinomial",
-    "ZeroOneInflatedBeta", "Lognormal", "StoppingRatio", "AdjacentCategory", "Tweedie",
+    "ZeroOneInflatedBeta", "Lognormal", "StoppingRatio", "AdjacentCategory", "Tweedie", "VonMises",
 }  # fmt: skip
 
 
@@ -36,6 +36,14 @@ def _glm(b, kind, y=None):
 
 def _binomial(b):
     return _glm(b, sm.families.Binomial(), np.c_[b["y"], b["trials"] - b["y"]])
+
+
+def _von_mises(b):
+    def negative(theta):
+        mean = 2 * np.arctan(b["x1"] @ theta[:3])
+        return -np.sum(stats.vonmises.logpdf(b["y"], np.exp(theta[3]), mean))
+
+    return optimize.minimize(negative, np.zeros(4), options={"gtol": 1e-6}).x
 
 
 def _beta_binomial(b):
@@ -204,6 +212,7 @@ FITS = {
     "AdjacentCategory": _by_classes(_adjacent),
     "Exponential": _exponential,
     "Weibull": _weibull,
+    "VonMises": _von_mises,
 }
 
 

@@ -19,7 +19,13 @@ from modicum.models.families.proportions import (
     Probit,
     ZeroOneInflatedBeta,
 )
-from modicum.models.families.real import AsymmetricLaplace, Gaussian, GaussianLog, StudentT
+from modicum.models.families.real import (
+    AsymmetricLaplace,
+    Gaussian,
+    GaussianLog,
+    StudentT,
+    VonMises,
+)
 from modicum.models.families.zeros import (
     HurdleGamma,
     HurdleLognormal,
@@ -58,6 +64,7 @@ __all__ = [
     "StoppingRatio",
     "StudentT",
     "Tweedie",
+    "VonMises",
     "Weibull",
     "ZeroInflatedNegativeBinomial",
     "ZeroInflatedPoisson",
@@ -96,6 +103,7 @@ FAMILIES: dict[str, type[LinearPredictorModel]] = {
     "exponential": Exponential,
     "weibull": Weibull,
     "asymmetric-laplace": AsymmetricLaplace,
+    "von-mises": VonMises,
 }
 
 # What other libraries call our families: names that work too, like ours in letters alone.

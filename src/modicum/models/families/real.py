@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln
+from jax.scipy.special import gammaln, i0e
 from scipy import special
 from scipy.special import polygamma, psi
 
@@ -22,7 +22,7 @@ from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import LINKS, bounded_exp, draw_log_gammas, softplus
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch
-from modicum.models.outcome_checks import real_fault, refuse_constant, refuse_remote
+from modicum.models.outcome_checks import angle_fault, real_fault, refuse_constant, refuse_remote
 from modicum.models.priors import Moments, Normal, is_positive
 from modicum.rows import Rows
 
@@ -276,6 +276,44 @@ class StudentT(ScaleFamily):
     def series_radius(self) -> float:
         """Distance to the poles at r = +- i s sqrt(nu), for a row with residual 0."""
         return self.known_scale() * sqrt(self.df)
+
+
+@dataclass(frozen=True, repr=False)
+class VonMises(ExtraParameter):
+    """Directions: angles from -pi to pi, the tangent of half their mean direction linear in x.
+
+    So the mean direction is 2 arctan(eta), as in brms: measure angles from a direction opposite to
+    which there are few. Expected outcomes are mean directions.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.VonMises().extras
+    ('log_concentration',)
+    """
+
+    extras: ClassVar[tuple[str, ...]] = ("log_concentration",)
+    outcome_fault = staticmethod(angle_fault)
+    bounded_by_variation: ClassVar[bool] = True
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """k (cos(y - mu) - 1) - log(2 pi e^-k I0(k))."""
+        k = jnp.exp(eta[1])
+        return -2 * k * jnp.sin(0.5 * y - jnp.arctan(eta[0])) ** 2 - jnp.log(2 * pi * i0e(k))
+
+    def intercept_prior(self, data: Moments) -> Normal:
+        """Return a prior under which no direction is unlikely."""
+        del data
+        return Normal(0.0, 2.5)
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """The mean direction."""
+        return 2 * jnp.arctan(eta[0])
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw angles about the mean direction."""
+        del batch
+        return rng.vonmises(2 * np.arctan(eta[..., 0]), bounded_exp(eta[..., 1]))
 
 
 BLUNT = 0.5  # width, in scales, over which the curvature of the kink is spread
