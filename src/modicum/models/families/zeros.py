@@ -88,7 +88,8 @@ class _Inflated(_Zeros):
 class ZeroInflatedPoisson(_Inflated):
     """Counts that are 0 with probability `zero_inflation`, and otherwise Poisson with log-rate eta.
 
-    A zero may come from either source. The probability is the same for all rows.
+    A zero may come from either source. The probability is the same for all rows, unless it has a
+    formula of its own (``zero_inflation ~ x``).
 
     Examples
     --------
@@ -153,7 +154,8 @@ class _Hurdle(_Zeros):
 class HurdlePoisson(_Hurdle):
     """Counts that are 0 with probability `zero_chance`, and otherwise Poisson given not 0.
 
-    All zeros come from the hurdle. The probability is the same for all rows.
+    All zeros come from the hurdle. The probability is the same for all rows, unless it has a
+    formula of its own (``zero_chance ~ x``).
 
     Examples
     --------
