@@ -101,7 +101,9 @@ def fit(
         may be computed (``late > 15``). Terms may call elementwise functions (``log``,
         ``np.sqrt`` ...) and ``bs``, ``cr``, ``cc``, ``poly``, ``center``, ``scale`` and
         ``C(column, contr.sum, levels=[...])``. ``0 +`` drops the intercept, ``.`` stands for
-        all other columns. ``(1 | ward)``, ``(1 + dose | ward)``, ``(dose || ward)`` and
+        all other columns. ``s(hour, k=10)`` is a smooth curve whose wiggliness is estimated,
+        ``s(hour, by=origin)`` one for each level, ``s(hour, bs="cc")`` a cycle, and
+        ``te(hour, dist)`` a surface. ``(1 | ward)``, ``(1 + dose | ward)``, ``(dose || ward)`` and
         ``(1 | school/class)`` are effects that vary between groups, each with its own standard
         deviation; before the bar stand terms like any other, also factors and interactions.
         Further fields of the outcome follow it after a bar: ``"wins | trials(games) ~ team"``
@@ -118,8 +120,8 @@ def fit(
         second of which counts as 1; "softmax" takes one of several levels.
     priors
         Priors by key: "intercept", "common", or the name of a term or column; for group terms
-        "group_sd", "group_cor" or the name of the group. Single coefficients and standard
-        deviations also go by their names in the summary.
+        "group_sd", "group_cor" or the name of the group, for smooths "smooth_sd". Single
+        coefficients and standard deviations also go by their names in the summary.
     weights
         A column of frequency weights: a row with weight 3 counts as three rows.
     offset
