@@ -229,7 +229,7 @@ def test_any_family_of_numbers():
     ("family", "words"),
     [
         ("logistic", "use LogisticRegression"),
-        ("weibull", "needs y and event"),
+        ("binomial", "needs y and trials"),
         ("gama", "no family 'gama'"),
         (3, "must be a name"),
     ],

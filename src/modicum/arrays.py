@@ -109,6 +109,14 @@ def log_sum_exp(x: jax.Array) -> jax.Array:
     return (highest + np.log(np.sum(np.exp(x - highest), axis=-1, keepdims=True)))[..., 0]
 
 
+def log1m_exp(x: jax.Array) -> jax.Array:
+    """log(1 - e^-x) for x > 0 (Maechler 2012)."""
+    xp = namespace(x)
+    near, far = xp.minimum(x, 1.0), xp.maximum(x, 0.5)  # so that no branch overflows
+    value: jax.Array = xp.where(x < log(2), xp.log(-xp.expm1(-near)), xp.log1p(-xp.exp(-far)))
+    return value
+
+
 def log_gamma_of(x: jax.Array) -> jax.Array:
     """Log-gamma; its derivatives are costly (see `models.families.links`)."""
     return special.gammaln(x) if is_numpy(x) else jax.scipy.special.gammaln(x)

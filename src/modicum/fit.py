@@ -44,11 +44,7 @@ if TYPE_CHECKING:
 
 # What brms has after the outcome's | and Modicum's families do not read.
 FIELDS_ELSEWHERE = {
-    "cens": "for times, write event(1 - {0}) and use family='weibull' or 'exponential'; other "
-    "outcomes cannot be censored",
     "rate": "add offset(log({0})) to the terms",
-    "se": "no family has known standard errors, so leave it out",
-    "trunc": "no family has truncated outcomes, so leave it out",
 }
 
 MOST_EFFECTS = 20  # per level of a group; their correlations number half the square of it
@@ -107,9 +103,10 @@ def fit(
         ``(1 | school/class)`` are effects that vary between groups, each with its own standard
         deviation; before the bar stand terms like any other, also factors and interactions.
         Further fields of the outcome follow it after a bar: ``"wins | trials(games) ~ team"``
-        fills the field `trials`. Further formulas explain other parameters of the family, on the
-        logarithm or logit: ``("delay ~ hour", "scale ~ carrier")``, or both in one text,
-        separated by a semicolon.
+        fills the field `trials`, and ``"days | event(died) ~ dose"``, ``cens(c, y2)``,
+        ``trunc(lb=0)`` and ``se(s)`` say what is known of an outcome. Further formulas explain
+        other parameters of the family, on the logarithm or logit: ``("delay ~ hour",
+        "scale ~ carrier")``, or both in one text, separated by a semicolon.
     data
         A pandas or polars data frame, an Arrow table or dataset, a path or glob of Parquet, CSV
         or Feather files, a row store or `mo.Rows` with named columns; or a digest
@@ -288,10 +285,13 @@ def model_for(
             "is nothing to fit: add a term, or leave '0 +' out."
         )
     model = _model(family, encoding)
-    model = replace(model, modelled=_modelled(encoding))
+    changes: dict[str, Any] = {  # to fields of the family
+        "modelled": _modelled(encoding),
+        "observed": model.partial_among(encoding.fields),
+    }
     if priors is not None:
-        changes: dict[str, Any] = {"priors": priors}  # to fields of the family
-        model = replace(model, **changes)
+        changes["priors"] = priors
+    model = replace(model, **changes)
     _check_outcome(model, encoding)
     smooths = tuple(SmoothTerm(*smooth) for smooth in encoding.smooths)
     if smooths:
@@ -392,16 +392,21 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
             f"({listed}), and {name} needs their actual order: make it an ordered category, or "
             f"write C({outcome.expression}, levels=[{listed}]) ~ ... with the lowest first."
         )
+    known = (*model.outcome_fields, *model.partial_fields())
     for extra, (text, *_) in encoding.fields.items():
-        if extra in ("offset", "weight", *model.outcome_fields):
+        if extra in ("offset", "weight", *model.row_fields):
             continue
-        readers = [repr(key) for key, family in FAMILIES.items() if extra in family.outcome_fields]
+        readers = [
+            repr(key)
+            for key, family in FAMILIES.items()
+            if extra in (*family.outcome_fields, *family.partial_fields())
+        ]
         remedy = (
             f"use family={' or '.join(readers)}, or leave it out" if readers else "leave it out"
         )
         raise SettingError(
             f"{name} does not read the field {extra!r} after |"
-            f"{suggestion(extra, model.outcome_fields)}, so that it would have no effect: "
+            f"{suggestion(extra, known)}, so that it would have no effect: "
             f"{FIELDS_ELSEWHERE.get(extra, remedy).format(text)}."
         )
     for extra in model.outcome_fields:

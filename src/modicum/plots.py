@@ -21,6 +21,7 @@ from modicum.posterior.group_effects import terms_of
 from modicum.posterior.marginal import by_class
 from modicum.posterior.ppc import new_axes, pyplot
 from modicum.posterior.smooth_curves import smooths_of
+from modicum.posterior.survival import survival_table
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ __all__ = [
     "residual_weights",
     "shrinkage",
     "smooth",
+    "survival",
 ]
 
 METHOD_COLOURS = {
@@ -166,6 +168,49 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
         _effect(ax, part, text, 0.6 * ((k + 0.5) / len(curves) - 0.5))
     if len(curves) > 1:
         ax.legend(frameon=False)
+    ax.grid(alpha=0.3)
+    return ax
+
+
+def survival(
+    post: Posterior,
+    times: Sequence[float] | None = None,
+    *,
+    draws: int = 200,
+    prob: float = 0.9,
+    ax: Axes | None = None,
+) -> Axes:
+    """Plot the survival curve of the rows of the fit, and their Kaplan-Meier estimate.
+
+    The curve is the chance that an outcome is larger than a time, averaged over the rows. Where a
+    model describes the times, the steps of the estimate stay near the band, except for their noise.
+
+    Parameters
+    ----------
+    post
+        The posterior of a family with a distribution function, such as Weibull.
+    times
+        Times of the curve; 60 up to the largest one by default.
+    draws
+        Posterior draws to use.
+    prob
+        Posterior probability of the band.
+    ax
+        Matplotlib axes; a new figure by default.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    table = survival_table(post, None if times is None else np.asarray(times), draws, prob)
+    ax = new_axes(ax)
+    colour = colour_of(post)
+    ax.fill_between(table.index, table["lower"], table["upper"], color=colour, alpha=0.25, lw=0)
+    ax.plot(table.index, table["mean"], color=colour, label="posterior")
+    kaplan_meier, of_steps = table["kaplan_meier"], {"color": "black", "lw": 1}
+    ax.step(table.index, kaplan_meier, where="post", label="Kaplan-Meier", **of_steps)
+    ax.set(xlabel="time", ylabel="chance of survival", ylim=(0, 1.02))
+    ax.legend(frameon=False)
     ax.grid(alpha=0.3)
     return ax
 

@@ -303,7 +303,7 @@ def of_family(model, **fields):
     return made(model, rows, {"beta": np.random.default_rng(1).normal(0, 0.1, (2, 100, 1))})
 
 
-TIMES = mo.models.Exponential(intercept=False)
+TIMES = mo.models.Exponential(intercept=False, observed=("event",))
 AMONG = mo.models.Binomial(intercept=False)
 NUMBERS = mo.models.Gaussian(scale=1.0, intercept=False)
 COUNTS = mo.models.Poisson(intercept=False)

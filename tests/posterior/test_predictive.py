@@ -250,7 +250,7 @@ def test_few_draws_and_odd_seeds_are_refused(gaussian):
 def test_what_cannot_be_checked_is_refused():
     x = np.ones((4, 1))
     times = mo.Rows(x=x, y=[1.0, 2, 3, 4], event=[1, 0, 1, 1])
-    post = known(mo.models.Exponential(), times, np.zeros(1), 0.0)
+    post = known(mo.models.Exponential(observed=("event",)), times, np.zeros(1), 0.0)
     refused(DataError, "censored", post.ppc)
     trials = mo.Rows(x=x, y=[1.0, 2, 3, 4], trials=[5, 5, 5, 5])
     post = known(mo.models.Binomial(), trials, np.zeros(1), 0.0)

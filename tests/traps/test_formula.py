@@ -124,10 +124,13 @@ def test_a_dot_leaves_out_columns_with_another_role(formula, arguments, terms):
 @pytest.mark.parametrize(
     ("formula", "family", "remedy"),
     [
-        ("y | cens(c) ~ x", "gaussian", r"'cens' after .*write event\(1 - c\) and use family="),
-        ("y | cens(c) ~ x", "weibull", r"write event\(1 - c\)"),
+        ("y | cens(c) ~ x", "beta", "'cens' after .* use family='gaussian' or 'poisson' or"),
+        ("y | trunc(lb=0) ~ x", "binomial", "does not read the field 'lb' after"),
+        ("y | trunc(0, 9, 3) ~ x", "gaussian", r"its arguments are lb and ub, as in 'y \| trunc"),
+        ("y | cens(c, y3=e) ~ x", "gaussian", "its arguments are cens and y2"),
+        ("y | se(e, sigma=2) ~ x", "gaussian", "must be True or False"),
         ("k | rate(e) ~ x", "poisson", r"add offset\(log\(e\)\) to the terms"),
-        ("y | se(e) ~ x", "gaussian", "no family has known standard errors, so leave it out"),
+        ("k | se(e) ~ x", "poisson", "use family='gaussian' or 'student-t'"),
         ("k | trials(e) ~ x", "poisson", "use family='binomial' or .*, or leave it out"),
         ("y | evnt(c) ~ x", "weibull", "'evnt' .*did you mean 'event'"),
         ("y | weights(e) ~ x", "gaussian", "pass weights='e'"),

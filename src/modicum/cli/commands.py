@@ -440,6 +440,10 @@ def predict(
             "average (of the average over groups)."
         ),
     ] = None,
+    times: Annotated[
+        str | None,
+        typer.Option(help="Predict chances of survival instead: beyond these times, as 30,90,365."),
+    ] = None,
     encoding: Encoding = "utf-8",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     prob: Prob = 0.9,
@@ -454,7 +458,7 @@ def predict(
         check_prob(prob)
         require_path(data)
         post = with_rows(saved_posterior(run), run)
-        settings = (draws, prob, newlevels, groups, newgroups, encoding, overwrite)
+        settings = (draws, prob, newlevels, groups, newgroups, times, encoding, overwrite)
         rows = write_predictions(post, data, out, *settings)
         say = console(quiet)
         say.print(f"Wrote {rows:,} predictions to {escape(str(out))}.", highlight=False)

@@ -241,6 +241,7 @@ def write_predictions(
     newlevels: str,
     groups: str | None,
     newgroups: str | None,
+    times: str | None,
     encoding: str,
     overwrite: bool,
 ) -> int:
@@ -256,6 +257,10 @@ def write_predictions(
             "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
             "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
         )
+    try:
+        at = None if times is None else [float(time) for time in times.split(",")]
+    except ValueError:
+        raise SettingError(f"--times must be numbers such as 30,90,365, not {times}.") from None
     predicted = post.predict(
         TableFiles((data,), encoding),
         draws=draws,
@@ -263,6 +268,8 @@ def write_predictions(
         newlevels=word("--newlevels", newlevels, NewLevels),
         groups=None if groups is None else word("--groups", groups, Groups),
         newgroups=None if newgroups is None else word("--newgroups", newgroups, NewGroups),
+        kind="mean" if at is None else "survival",
+        times=at,
     )
     import pyarrow as pa
 

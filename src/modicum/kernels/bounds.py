@@ -417,11 +417,12 @@ def bound_of(model: BaseModel) -> Bound[Pytree]:
     SettingError
         If none is known. A subclass may have changed the likelihood, so it has none either.
     """
-    if type(model) not in BOUNDS:
+    if type(model) not in BOUNDS or model.observed:
         names = ", ".join(family.__name__ for family in BOUNDS)
         raise SettingError(
             f"FlyMC needs a lower bound of each row's likelihood, which is known for {names}, but "
-            f"not for {type(model).__name__}; use method='hmc-ecs', or method='nuts' on all rows."
+            f"not for {type(model).__name__}{' with ' * bool(model.observed)}"
+            f"{' and '.join(model.observed)}; use method='hmc-ecs', or method='nuts' on all rows."
         )
     bound = BOUNDS[type(model)](model)
     if bound.model.modelled:

@@ -200,7 +200,7 @@ def control_variate(
     model = target.model
     if (
         isinstance(model, LinearPredictorModel)
-        and not model.extras
+        and model.in_eta_alone
         and model.series_radius()  # no kink, which no Taylor series represents
         and len(target.shapes[0]) == 1
     ):

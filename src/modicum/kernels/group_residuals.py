@@ -275,7 +275,7 @@ class GroupTaylor:
         effects = flat.spread(nodes.v @ T.T)
         at_nodes = eta[:, None] + model.along_effects(flat.rows, effects)
         slopes = None
-        if model.family.extras:
+        if not model.family.in_eta_alone:
             f = model.row_values(at_nodes, extras, flat.rows)
         else:
             f, *slopes_of_f, _ = model.row_derivatives(at_nodes, flat.rows)

@@ -117,6 +117,7 @@ class CoefficientPriors(BaseModel):
     modelled: tuple[str, ...] = ()
     coding: Coding | None = None
     smooths: Sequence[SmoothTerm] = ()
+    observed: tuple[str, ...] = ()
 
     extras_have_unit: ClassVar[bool] = False  # whether they have a unit, as the outcome has
 
@@ -185,7 +186,7 @@ class CoefficientPriors(BaseModel):
         return self.priors or ()  # type: ignore[return-value]  # `__post_init__` made it one
 
     def __repr__(self) -> str:
-        late = ("groups", "smooths", "modelled", "priors", "resolved_priors", "coding")
+        late = ("groups", "smooths", "modelled", "priors", "resolved_priors", "coding", "observed")
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
         settings |= {name: getattr(self, name) for name in late if getattr(self, name)}
         if self.priors:
@@ -345,12 +346,19 @@ class CoefficientPriors(BaseModel):
         Settings are independent: a scale that is given stays as it is, in raw units. With the
         moments of all rows as `data`, no pass is made.
         """
-        coding = pooled_coding(self.pooled, rows)
-        coded = self if coding == self.coding else replace(self, coding=coding)
-        if self.resolved_priors is not None or self.has_raw_priors:
-            return coded
-        data = self._moments(rows, data) if self.needs_moments else None
-        return replace(coded, resolved_priors=self.priors_for(rows, data))
+        coding, observed = pooled_coding(self.pooled, rows), self.observed_in(rows)
+        known = self
+        if coding != self.coding or observed != self.observed:
+            known = replace(self, coding=coding, observed=observed)
+        if known.resolved_priors is not None or known.has_raw_priors:
+            return known
+        data = known._moments(rows, data) if known.needs_moments else None
+        return replace(known, resolved_priors=known.priors_for(rows, data))
+
+    def observed_in(self, rows: Rows) -> tuple[str, ...]:
+        """Return which fields of the rows say that an outcome is known in part."""
+        del rows
+        return self.observed
 
     def _moments(self, rows: Rows, data: Moments | None) -> Moments:
         """Return the moments of the common columns and, after them, of further columns of x."""

@@ -243,21 +243,21 @@ class GroupIntegrals(BaseModel):
 
     def row_values(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
         """f of each row (and node: trailing axes of eta), times its frequency weight."""
-        if not self.family.extras:
+        if self.family.in_eta_alone:
             return self.row_derivatives(eta, rows)[0]
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(jnp.float64)[axes]
         shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
-        outcome_shape = "()" if len(self.family.outcome_fields) == 1 else "(s)"
+        outcome_shape = "()" if len(self.family.row_fields) == 1 else "(s)"
         density: Callable[..., jax.Array] = jnp.vectorize(
-            self.family.log_density, signature=f"(q),{outcome_shape}->()"
+            self.family.row_density, signature=f"(q),{outcome_shape}->()"
         )
         f = density(jnp.stack([eta, *shared], axis=-1), y)
         return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
 
     def row_slopes(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
         """f' of each row in its predictor, with axes as in `row_values`."""
-        if self.family.extras:
+        if not self.family.in_eta_alone:
             ones = jnp.ones_like(eta)
             return jax.jvp(lambda e: self.row_values(e, extras, rows), (eta,), (ones,))[1]
         return self.row_derivatives(eta, rows)[1]
@@ -266,10 +266,10 @@ class GroupIntegrals(BaseModel):
         self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """f of each row, its gradient and its Hessian in the predictor and the extras."""
-        if not self.family.extras:
+        if self.family.in_eta_alone:
             f, f1, f2, *_ = self.row_derivatives(eta, rows)
             return f, f1[:, None], f2[:, None, None]
-        outcomes = {k: rows[k] for k in (*self.family.outcome_fields, "row_weight") if k in rows}
+        outcomes = {k: rows[k] for k in (*self.family.row_fields, "row_weight") if k in rows}
         w = jnp.stack([eta, *[jnp.broadcast_to(x, eta.shape) for x in extras]], axis=-1)
 
         def of(w: jax.Array, row: Batch) -> jax.Array:
@@ -375,7 +375,7 @@ class GroupIntegrals(BaseModel):
         self, eta: jax.Array, theta: Params, flat: Groups
     ) -> tuple[jax.Array, jax.Array]:
         """f' of each row, and -f'' where that is positive."""
-        if not self.family.extras:
+        if self.family.in_eta_alone:
             _, f1, f2, *_ = self.row_derivatives(eta, flat.rows)
             return f1, namespace(f2).maximum(-f2, 0.0)
         extras, ones = self.extras_of(theta), jnp.ones_like(eta)

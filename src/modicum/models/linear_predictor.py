@@ -8,24 +8,32 @@ the model's other parameters (a log-scale), which are the same for every row.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import pi
+from math import inf, pi
 from typing import ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import namespace
-from modicum.errors import DataError, SettingError
+from modicum.arrays import as_either, namespace
+from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.linalg.columns import ModelMatrix, model_matrix
 from modicum.models.coefficients import CoefficientPriors, coordinate_of, parameter_of
-from modicum.models.model import NEW, Batch, EffectScale, Labels, Params
+from modicum.models.model import NEW, BaseModel, Batch, EffectScale, Labels, Params
 from modicum.models.outcome_checks import check_outcomes, refuse_mistaken_fields
+from modicum.models.partial_outcomes import (
+    CENSORED,
+    PARTIAL,
+    check_part,
+    draw_within,
+    log_density_of_part,
+)
 from modicum.models.priors import OWN
+from modicum.models.separation import find_silent_counts
 from modicum.models.terms import check_groups, common_columns
 from modicum.rows import Rows
 from modicum.runtime import Array
@@ -71,9 +79,12 @@ class LinearPredictorModel(CoefficientPriors):
     smooths
         Columns of x whose coefficients have a common, estimated standard deviation, as those of
         smooths in a formula of `mo.fit` have; priors have the key "smooth_sd" or the term's name.
+    observed
+        Fields of the rows that say that outcomes are known in part (`partial_outcomes`): censored,
+        truncated, or measured with a known error; set by `resolved`, not by users.
     """
 
-    outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the observed fields of a row
+    outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the fields of a row that are required
     field_meaning: ClassVar[dict[str, str]] = {}  # completes "COLUMN is ..." for a field
     predictor_per_class: ClassVar[bool] = False  # rather than a single one
     has_order: ClassVar[bool] = False  # whether outcomes are classes in their order
@@ -81,12 +92,14 @@ class LinearPredictorModel(CoefficientPriors):
     # Whether `derivatives` also takes NumPy arrays (`modicum.arrays`), so that sums over all rows
     # need no compiler.
     on_numpy: ClassVar[bool] = False
+    least: ClassVar[float] = -inf  # largest number at which the distribution function is 0
+    formula_fields: ClassVar[tuple[str, ...]] = ()  # of `observed`, that `derivatives` reads
 
     # What a family defines ----------------------------------------------------------------
 
     @abstractmethod
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Log-likelihood of one row; `eta` is the vector of its predictors."""
+        """Log-density of one outcome; `eta` is the vector of the row's predictors."""
 
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
         """f, f', f'' ... in the linear predictor up to `highest`, elementwise over rows.
@@ -100,9 +113,9 @@ class LinearPredictorModel(CoefficientPriors):
                 f"{type(self).__name__} has the parameter {coordinate_of(self.extras[0])[1]} "
                 "besides its linear predictor, so it has no derivatives in that predictor alone."
             )
-        outcome = "()" if len(self.outcome_fields) == 1 else "(s)"
+        outcome = "()" if len(self.row_fields) == 1 else "(s)"
         f: Callable[..., jax.Array] = jnp.vectorize(
-            lambda eta, y: self.log_density(eta[None], y), signature=f"(),{outcome}->()"
+            lambda eta, y: self.row_density(eta[None], y), signature=f"(),{outcome}->()"
         )
 
         def of_order(order: int, eta: jax.Array) -> jax.Array:
@@ -181,6 +194,62 @@ class LinearPredictorModel(CoefficientPriors):
 
     # What follows from these definitions --------------------------------------------------
 
+    @classmethod
+    def partial_fields(cls) -> tuple[str, ...]:
+        """Return the fields by which rows may say that an outcome is known in part."""
+        return CENSORED if cls.log_tails is not BaseModel.log_tails else ()
+
+    @classmethod
+    def partial_among(cls, names: Collection[str]) -> tuple[str, ...]:
+        """Return which of these fields say that an outcome is known in part."""
+        return tuple(name for name in cls.partial_fields() if name in names)
+
+    @property
+    def row_fields(self) -> tuple[str, ...]:
+        """The observed fields of a row, in the order of `outcome`."""
+        return (*self.outcome_fields, *self.observed)
+
+    @property
+    def in_eta_alone(self) -> bool:
+        """Whether `derivatives` in one linear predictor describe the likelihood of a row."""
+        return not self.extras and set(self.observed) <= set(self.formula_fields)
+
+    def observed_in(self, rows: Rows) -> tuple[str, ...]:
+        """Return which fields of the rows say that an outcome is known in part."""
+        factors = () if rows.coding is None else rows.coding.fields
+        present = [name for name in PARTIAL if name in rows.fields and name not in factors]
+        unread = set(present) - set(self.partial_fields())
+        if unread:
+            raise DataError(
+                f"the rows hold a field {min(unread)!r}, which {type(self).__name__} does not "
+                "read: its outcomes are known completely, so leave it out."
+            )
+        return self.observed or self.partial_among(present)
+
+    def with_error(self, eta: jax.Array, known: Mapping[str, jax.Array]) -> jax.Array:
+        """Return predictors (..., predictors) that include the known errors of their rows."""
+        del known
+        return eta
+
+    def row_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Log-likelihood of what is known of one row; `y` is its entry of `outcome`."""
+        if not self.observed:
+            return self.log_density(eta, y)
+        known = dict(zip(self.row_fields, y, strict=True))
+        eta = self.with_error(eta, known)
+        density, tails = partial(self.log_density, eta), partial(self.log_tails, eta)
+        return log_density_of_part(density, tails, known, self.least, self.has_whole_outcomes)
+
+    def draw_rows(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw an outcome for each vector of predictors, within the bounds that its row has."""
+
+        def draw(eta: np.ndarray, batch: Batch) -> np.ndarray:
+            known = {name: as_either(np.asarray(batch[name])) for name in self.row_fields[1:]}
+            with_error = np.asarray(self.with_error(as_either(eta), known))
+            return self.draw_outcomes(rng, with_error, batch)
+
+        return draw_within(draw, eta, batch) if self.observed else draw(eta, batch)
+
     def matrix(self, batch: Batch) -> ModelMatrix:
         """Return the model matrix that `beta` multiplies, dense or coded.
 
@@ -199,11 +268,18 @@ class LinearPredictorModel(CoefficientPriors):
         return model_matrix(replace(self.coding, terms=terms), {**batch, **codes})
 
     def outcome(self, batch: Batch) -> jax.Array:
-        """Observed outcome of each row: y, or y and the family's other fields on a last axis."""
+        """Observed outcome of each row: y, or y and the other `row_fields` on a last axis."""
         xp = namespace(batch["y"])
-        if len(self.outcome_fields) == 1:
+        if not self.observed and self.coding is None:
+            unread = [name for name in self.partial_fields() if name in batch]
+            if unread:
+                raise DataError(
+                    f"the rows hold the field {unread[0]!r}, which says that outcomes are known in "
+                    "part, and this model does not read it: take model.resolved(rows)."
+                )
+        if len(self.row_fields) == 1:
             return xp.asarray(batch["y"])
-        return xp.stack([xp.asarray(batch[name]) for name in self.outcome_fields], axis=-1)
+        return xp.stack([xp.asarray(batch[name]) for name in self.row_fields], axis=-1)
 
     def linear(self, theta: Params, batch: Batch) -> jax.Array:
         """eta of each row: shape (rows,), or (rows, q)."""
@@ -247,7 +323,7 @@ class LinearPredictorModel(CoefficientPriors):
                 f"the rows do not say which {min(absent)!r} each is in, but the density of an "
                 "outcome depends on the effect of its group; give that column."
             )
-        return jax.vmap(self.log_density)(self.predictor_vector(theta, batch), self.outcome(batch))
+        return jax.vmap(self.row_density)(self.predictor_vector(theta, batch), self.outcome(batch))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean outcome of each row, averaged over new groups where a group is not given.
@@ -266,6 +342,13 @@ class LinearPredictorModel(CoefficientPriors):
             variance[at] = variance[at] + added
         return self.mean_over(predictors, jnp.sqrt(jnp.stack(variance, axis=1)), along)
 
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Look for columns along which all outcomes are right-censored."""
+        censored = [name for name in ("event", "cens") if name in self.observed]
+        if not censored:
+            return super().separation(rows, theta)
+        return find_silent_counts(rows, self.intercept, censored[0])
+
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """Variance of a row's noise on the scale of the predictor: one number, or one per draw."""
         del draws, mean
@@ -275,8 +358,25 @@ class LinearPredictorModel(CoefficientPriors):
             "instead."
         )
 
-    def mean_over(self, predictors: jax.Array, sd: jax.Array, along: tuple[int, ...]) -> jax.Array:
-        """Mean outcome of each row, averaged over normal predictors, those `along` which sd varies.
+    def answer(self, eta: jax.Array, times: jax.Array | None = None) -> jax.Array:
+        """Expected outcome of one row, or the chances that it is larger than each of the times."""
+        if times is None:
+            return self.mean(eta)
+
+        def beyond(time: jax.Array) -> jax.Array:
+            some = time > self.least
+            return jnp.where(some, jnp.exp(self.log_tails(eta, jnp.where(some, time, 1.0))[1]), 1.0)
+
+        return jax.vmap(beyond)(times)
+
+    def mean_over(
+        self,
+        predictors: jax.Array,
+        sd: jax.Array,
+        along: tuple[int, ...],
+        times: jax.Array | None = None,
+    ) -> jax.Array:
+        """`answer` of each row, averaged over normal predictors, those `along` which sd varies.
 
         `sd` has shape (rows, len(along)).
         """
@@ -285,7 +385,8 @@ class LinearPredictorModel(CoefficientPriors):
         shares = np.prod(list(product(w / w.sum(), repeat=len(along))), axis=1)
 
         def at_node(xi: jax.Array) -> jax.Array:
-            return jax.vmap(self.mean)(predictors.at[:, along].add(sd * xi))
+            moved = predictors.at[:, along].add(sd * xi)
+            return jax.vmap(partial(self.answer, times=times))(moved)
 
         return jnp.tensordot(jnp.asarray(shares), jax.lax.map(at_node, jnp.asarray(nodes)), 1)
 
@@ -427,11 +528,14 @@ class LinearPredictorModel(CoefficientPriors):
 
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, scales of the wrong length, and outcomes out of support."""
-        self.require(rows, *(("x",) if rows.coding is None else ()), *self.outcome_fields)
+        observed = self.observed_in(rows)
+        self.require(
+            rows, *(("x",) if rows.coding is None else ()), *self.outcome_fields, *observed
+        )
         refuse_mistaken_fields(self, rows)
         if "x" in rows.fields and len(rows.fields["x"]) != 1:
             raise DataError("the field 'x' must be a matrix: a vector of numbers per row.")
-        for name in self.outcome_fields:
+        for name in (*self.outcome_fields, *observed):
             if rows.fields[name] != ():
                 noun = "outcome" if name == "y" else "number"
                 raise DataError(f"the field '{name}' must hold one {noun} per row.")
@@ -469,7 +573,14 @@ class LinearPredictorModel(CoefficientPriors):
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""
-        check_outcomes(self, rows, self.outcome_fault, self.check_fields)
+        observed = self.observed_in(rows)
+
+        def check(chunk: Batch, first: int) -> None:
+            self.check_fields(chunk, first)
+            if observed:
+                check_part(chunk, observed, self.has_whole_outcomes, first)
+
+        check_outcomes(self, rows, self.outcome_fault, check)
 
 
 def _after_reference(codes: Array, is_new: Array) -> Array:

@@ -51,6 +51,7 @@ class BaseModel(ABC):
     integrated_group: str | None = None  # the factor whose effects are integrated out
     lkj_priors: tuple[tuple[int, float], ...] = ()  # size and concentration of each correlation
     dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
+    observed: tuple[str, ...] = ()  # fields of rows by which outcomes are known in part
     outcome_field: str = "y"  # field that is predicted, simulated and checked
     multiplies: str = ""  # what e^coefficient multiplies ("odds", "mean"); empty if nothing
 
@@ -244,6 +245,13 @@ class BaseModel(ABC):
         raise SettingError(
             f"{type(self).__name__} does not say what it predicts; give it `predict=`, a function "
             "of (theta, batch) that returns the expected outcome of each row."
+        )
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """log P(Y <= y) and log P(Y > y) of one row, differentiable also where they are small."""
+        raise SettingError(
+            f"{type(self).__name__} has no distribution function, which censored or truncated "
+            "outcomes and chances of survival need; give it a method `log_tails(eta, y)`."
         )
 
     @property

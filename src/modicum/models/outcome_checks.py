@@ -166,6 +166,10 @@ MISTAKEN = {
     "offsets": "name it 'offset'",
     "exposure": "give its logarithm as 'offset'",
     "exposures": "give its logarithm as 'offset'",
+    **dict.fromkeys(
+        ("events", "status", "censored", "censoring"),
+        "say what was observed by 'event', 1 for an outcome and 0 if it is larger, or by 'cens'",
+    ),
 }
 
 

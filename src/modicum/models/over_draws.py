@@ -40,6 +40,7 @@ class ModelPredictor:
     """
 
     model: BaseModel
+    times: tuple[float, ...] | None = None  # answers are the chances of outcomes beyond these
 
     def __call__(self, draws: Draws, batch: Batch) -> np.ndarray:
         """Expected outcomes: one value (or vector of values) per draw and row."""
@@ -73,15 +74,16 @@ class ModelPredictor:
 
     @in_double_precision
     def means(self, predictors: np.ndarray, sd: np.ndarray) -> np.ndarray:
-        """Expected outcomes at these predictors, averaged over those that groups enter.
+        """Answers at these predictors, averaged over those that groups enter.
 
         These are normal with sds (draws, rows, predictors of groups).
         """
         family = _family(self.model)
+        times = None if self.times is None else np.array(self.times)
         if sd.any():
             along = self.model.predictors_of_groups
-            return np.asarray(_means_over(family, along, predictors, sd))
-        return np.asarray(_means(family, predictors))
+            return np.asarray(_means_over(family, along, predictors, sd, times))
+        return np.asarray(_means(family, predictors, times))
 
     @in_double_precision
     def moments(self, predictors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -230,8 +232,9 @@ def _family(model: BaseModel) -> LinearPredictorModel:
 
 
 @jit(static=0)
-def _means(family: LinearPredictorModel, predictors: Array) -> jax.Array:
-    return jax.vmap(jax.vmap(family.mean))(jnp.asarray(predictors))
+def _means(family: LinearPredictorModel, predictors: Array, times: Array | None) -> jax.Array:
+    answer = jax.vmap(jax.vmap(family.answer, (0, None)), (0, None))
+    return answer(jnp.asarray(predictors), None if times is None else jnp.asarray(times))
 
 
 @jit(static=0)
@@ -241,15 +244,20 @@ def _moments(family: LinearPredictorModel, predictors: Array) -> tuple[jax.Array
 
 @jit(static=0)
 def _densities(family: LinearPredictorModel, predictors: Array, outcomes: Array) -> jax.Array:
-    at_draw = jax.vmap(family.log_density)
+    at_draw = jax.vmap(family.row_density)
     return jax.vmap(at_draw, (0, None))(jnp.asarray(predictors), jnp.asarray(outcomes))
 
 
 @jit(static=(0, 1))
 def _means_over(
-    family: LinearPredictorModel, along: tuple[int, ...], predictors: Array, sd: Array
+    family: LinearPredictorModel,
+    along: tuple[int, ...],
+    predictors: Array,
+    sd: Array,
+    times: Array | None,
 ) -> jax.Array:
-    over = jax.vmap(partial(family.mean_over, along=along))
+    at = None if times is None else jnp.asarray(times)
+    over = jax.vmap(partial(family.mean_over, along=along, times=at))
     return over(jnp.asarray(predictors), jnp.asarray(sd))
 
 

@@ -205,26 +205,29 @@ def find_separation(
     return _search_by_programmes(sides, extremes)
 
 
+NOTHING = {
+    "event": ("every time is censored", "events", "event's"),
+    "cens": ("every outcome is right-censored", "other outcomes", "cens"),
+}
+
+
 def find_silent_counts(rows: Rows, intercept: bool, field: str = "y") -> Found:
     """Look for columns along which all counts are 0.
 
-    In the field "event" of survival times, an event counts as 1 and a censored time as 0.
+    In the fields "event" and "cens", an outcome that is right-censored counts as 0.
 
     Where all rows with a positive count have one value of a column, and the others lie on one side
     of it, the likelihood increases without bound in the coefficient, as for a level without counts.
     """
-    events = field == "event"
-    none, counts = "every count is 0", "counts"
-    if events:
-        none, counts = "every time is censored", "events"
-    sides = _Sides(rows, 2, intercept, lambda x, chunk: (x, (chunk[field] == 0).astype(int)))
+    none, counts, column = NOTHING.get(field, ("every count is 0", "counts", "outcome's"))
+    zero = 1 if field == "cens" else 0
+    sides = _Sides(rows, 2, intercept, lambda x, chunk: (x, (chunk[field] == zero).astype(int)))
     names = (*rows.columns, *sides.references.values())
     ranges = _Ranges(2, len(names))
     for x, y in sides.chunks(references=True):
         ranges.add(x, y)
     silent, counted = ranges.low[1], ranges.low[0]
     if not np.isfinite(counted).all():  # no row has a count
-        column = "event's" if events else "outcome's"
         return _no_counts(none, "the rate", f"check the {column} column"), 1
     level = (counted == ranges.high[0]) & (intercept | (counted == 0))
     aside = (silent >= counted) | (ranges.high[1] <= counted)

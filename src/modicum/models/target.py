@@ -191,7 +191,9 @@ class Target:
         On an accelerator compiled code is faster, and this is False.
         """
         model = self.model.row_model
-        if not isinstance(model, LinearPredictorModel) or not model.on_numpy or model.extras:
+        if not isinstance(model, LinearPredictorModel):
+            return False
+        if not (model.on_numpy and model.in_eta_alone):
             return False
         is_smooth = len(self.shapes[0]) == 1 and bool(model.series_radius())  # no kink
         return is_smooth and jax.default_backend() == "cpu"

@@ -141,11 +141,11 @@ def _weighted_derivatives(
     """Return the model, and f, f' and f'' of each row times its weight, which is 0 for padding."""
     model = _model(target)
     predictors, y = model.predictor_vector(target.unravel(t), batch), model.outcome(batch)
-    if predictors.shape[1] == 1 and not model.predictor_per_class:  # Softmax of two classes
+    if model.in_eta_alone and predictors.shape[1] == 1 and not model.predictor_per_class:
         f, f1, f2, _ = model.derivatives(predictors[:, 0], y)
         f1, f2 = f1[:, None], f2[:, None, None]
     else:
-        f, f1, f2 = jax.vmap(expansion(model.log_density))(predictors, y)
+        f, f1, f2 = jax.vmap(expansion(model.row_density))(predictors, y)
     weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
     return model, weight * f, weight[:, None] * f1, weight[:, None, None] * f2
 

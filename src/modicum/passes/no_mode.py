@@ -164,7 +164,7 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     may or may not have a mode.
     """
     model, rows = _family_and_rows(sums)
-    if not isinstance(model, ScaleFamily) or model.scale is not None:
+    if not isinstance(model, ScaleFamily) or not model.extras:
         return
     scale = float(np.exp(sums.target.unravel(point)["log_scale"]))
     first = rows.slice(0, min(len(rows), FIRST_ROWS))

@@ -122,7 +122,11 @@ DIFFERENCES = {
     "with the same trials",
     "event": "different events: where a time is censored for one and an event for the other, a "
     "probability would be compared with a density; fit both with the same events",
+    "cens": "outcomes that are censored differently, so that a probability would be compared with "
+    "a density; fit both with the same censoring",
 }
+# What a model that does not read a field takes it to be.
+UNCENSORED = {"event": 1.0, "cens": 0.0, "lb": -np.inf, "ub": np.inf}
 
 
 def compare(
@@ -329,7 +333,7 @@ def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
 def _observed(model: BaseModel) -> dict[str, str]:
     """Return the fields of what was observed in a row, by what they hold."""
     family = model.row_model
-    others = family.outcome_fields[1:] if isinstance(family, LinearPredictorModel) else ()
+    others = family.row_fields[1:] if isinstance(family, LinearPredictorModel) else ()
     return {"outcome": model.outcome_field, "weight": "weight"} | {name: name for name in others}
 
 
@@ -337,7 +341,7 @@ def _difference(*fits: tuple[BaseModel, Rows, np.ndarray | None]) -> str | None:
     """Return what two fits, (model, rows, table indices), observed differently; None if nothing.
 
     Rows whose table indices are known are compared in the table's order. What only one of the
-    models reads says nothing about the other, except for events: a model without them takes every
+    models reads says nothing about the other, except for censoring: a model without it takes every
     time for that of an event.
     """
     numbers = [np.sort(indices) for _, _, indices in fits if indices is not None]
@@ -347,10 +351,10 @@ def _difference(*fits: tuple[BaseModel, Rows, np.ndarray | None]) -> str | None:
     observed = [_observed(model) for model, _, _ in fits]
     for field in observed[0] | observed[1]:
         names = {fields.get(field) for fields in observed}
-        if (same_rows and len(names) == 1) or (None in names and field != "event"):
+        if (same_rows and len(names) == 1) or (None in names and field not in UNCENSORED):
             continue
         columns = [
-            _values(rows, fields.get(field), indices, whole=bool(numbers))
+            _values(rows, fields.get(field), indices, bool(numbers), UNCENSORED.get(field, 1.0))
             for (_, rows, indices), fields in zip(fits, observed, strict=True)
         ]
         if not all(np.array_equal(a, b) for a, b in zip(*columns, strict=True)):
@@ -359,17 +363,17 @@ def _difference(*fits: tuple[BaseModel, Rows, np.ndarray | None]) -> str | None:
 
 
 def _values(
-    rows: Rows, field: str | None, numbers: np.ndarray | None, whole: bool
+    rows: Rows, field: str | None, numbers: np.ndarray | None, whole: bool, nothing: float
 ) -> Iterator[np.ndarray]:
-    """Yield a field in chunks, or as a whole in the table's order; ones in place of no field."""
+    """Yield a field in chunks, or as a whole in the table's order; `nothing` if there is none."""
     if not whole:
         for chunk in rows.chunks(CHUNK):
-            yield chunk[field] if field in chunk else np.ones(length_of(chunk))
+            yield chunk[field] if field in chunk else np.full(length_of(chunk), nothing)
     elif field in rows.fields:
         values = whole_field(rows, field)
         yield values if numbers is None else values[np.argsort(numbers)]
     else:
-        yield np.ones(len(rows))
+        yield np.full(len(rows), nothing)
 
 
 def _question_measures(subjects: Mapping[str, Subject]) -> None:

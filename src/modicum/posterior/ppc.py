@@ -274,7 +274,7 @@ def _compared(
     _require_draws(source.number, prob)
     fields = rows.rows.slice(0, len(rows.rows))
     y = np.asarray(fields[model.outcome_field], float)
-    _require_comparable(y, fields)
+    _require_comparable(y, {name: fields[name] for name in model.row_model.observed})
     natural = _natural_kind(model, source, rows, y)
     kind: Kind = natural if by is None else "residuals"
     bin_of_row, at = (np.zeros(len(y), int), np.zeros(1)) if by is None else _bins(by[1], bins)
@@ -316,17 +316,18 @@ def _require_draws(number: int, prob: float) -> None:
 
 
 def _require_comparable(y: np.ndarray, fields: Batch) -> None:
-    """Refuse vector outcomes, and survival times of which some are censored."""
+    """Refuse vector outcomes, and those of which some are censored."""
     if y.ndim > 1:
         raise SettingError(
             f"each outcome of these rows has the shape {y.shape[1:]}, and a check needs one number "
             "per row; compare the outcomes with post.predictive(...) yourself."
         )
-    if "event" in fields and not np.all(fields["event"] == 1):
+    if np.any(fields.get("event", 1) != 1) or np.any(fields.get("cens", 0) != 0):
         raise DataError(
-            "some of these times are censored, but predicted times are not, so that the two cannot "
-            "be compared; do not leave out the censored rows, since observed events are earlier "
-            "than average, but compare post.predictive(...) with a Kaplan-Meier curve."
+            "some of these outcomes are censored, but predicted ones are not, so that the two "
+            "cannot be compared; do not leave out the censored rows, since observed events are "
+            "earlier than average, but compare with a Kaplan-Meier curve by "
+            "modicum.plots.survival(post)."
         )
 
 

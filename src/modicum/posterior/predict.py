@@ -21,6 +21,7 @@ from modicum.errors import DataError, ModicumWarning, SettingError, argument, wa
 from modicum.files import require_writable, within_disk
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import ModelPredictor, length_of, prior_draws
+from modicum.models.partial_outcomes import KNOWN_NOISE
 from modicum.passes.integrated_groups import STEPS
 from modicum.posterior.draws import (
     Draws,
@@ -53,6 +54,7 @@ Evaluation: TypeAlias = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
 """Maps a batch to expected outcomes (draws, rows, ...), for the mean and for the interval."""
 Answer = TypeVar("Answer", bound=np.ndarray | tuple[np.ndarray | None, ...])
 NewGroups: TypeAlias = Literal["one", "average"]
+PredictionKind: TypeAlias = Literal["mean", "survival"]
 ROWS_PER_AVERAGE = 7  # rows that cost as much as an average over new groups, by quadrature
 MOST_GIGABYTES = 4.0  # of drawn outcomes held in memory
 CHUNK_BYTES = 32 * 2**20  # for the outcomes of a chunk; sorting them needs a few times as much
@@ -135,8 +137,12 @@ def predict(
     newlevels: NewLevels = "refuse",
     groups: Groups | None = None,
     newgroups: NewGroups | None = None,
+    kind: PredictionKind = "mean",
+    times: Sequence[float] | float | None = None,
 ) -> Prediction:
     """Predict the expected outcome of each row, with an interval of probability `prob`.
+
+    Expected are outcomes that are neither censored nor truncated, also if those of the fit were.
 
     Rows are visited a chunk at a time, so that memory stays small however many there are.
 
@@ -165,9 +171,18 @@ def predict(
         What the interval of a new group is about: "one" such group, so that it includes the
         spread between groups, or the "average" over all of them. The mean is the same. By
         default "one" with groups="new" or "any", else "average".
+    kind
+        "mean" for expected outcomes, or "survival" for the chances that outcomes are larger than
+        each of the `times`: the result then has a column per time.
+    times
+        Times, or other values of the outcome, for kind="survival".
     """
-    prepared = Prepared.of(post, rows, draws, newlevels, groups, newgroups)
-    return mixed_prediction([prepared], [1.0], prob, rows, post.class_names())
+    predictor, names = None, post.class_names()
+    if kind != "mean" or times is not None:
+        predictor = survival_predictor(post, kind, times)
+        names = tuple(f"{time:g}" for time in predictor.times or ())
+    prepared = Prepared.of(post, rows, draws, newlevels, groups, newgroups, predictor)
+    return mixed_prediction([prepared], [1.0], prob, rows, names)
 
 
 class Prepared(NamedTuple):
@@ -186,11 +201,12 @@ class Prepared(NamedTuple):
         newlevels: NewLevels,
         groups: Groups | None,
         newgroups: NewGroups | None,
+        given: ModelPredictor | None = None,
     ) -> Prepared:
         """Align rows with those of the fit, and choose draws."""
         if newgroups not in (None, "one", "average"):
             raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
-        predictor = post.restore_predictor() or post.model_predictor()
+        predictor = given or post.restore_predictor() or post.model_predictor()
         new = aligned(rows, post.fit_rows, False, newlevels, groups)
         if isinstance(predictor, ModelPredictor):
             new = with_groups(new, predictor.model, groups)
@@ -293,6 +309,30 @@ def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
     )
 
 
+def survival_predictor(
+    post: FittedDraws, kind: str, times: Sequence[float] | float | None
+) -> ModelPredictor:
+    """Return a predictor of the chances that outcomes are larger than these times."""
+    if kind != "survival":
+        raise SettingError(
+            f"kind must be 'mean' or 'survival', not {kind!r}; times are those of 'survival'."
+        )
+    values = np.atleast_1d(np.asarray([] if times is None else times, float))
+    if values.ndim != 1 or not values.size or not np.isfinite(values).all():
+        raise SettingError(
+            "chances of survival are those to be beyond some times: give them, as in "
+            "times=[30, 90, 365]."
+        )
+    predictor = post.model_predictor()
+    family = predictor.model.row_model
+    if type(family).log_tails is BaseModel.log_tails:
+        raise SettingError(
+            f"{type(family).__name__} has no distribution function, so that there are no chances "
+            "of survival; predict with kind='mean'."
+        )
+    return replace(predictor, times=tuple(map(float, values)))
+
+
 class RowEffects(NamedTuple):
     """Draws of effects that are not parameters, for the groups of rows to predict."""
 
@@ -356,7 +396,7 @@ class OutcomeDraws(NamedTuple):
         The effect of the one new group is the draw's normal score times its standard deviation;
         without scores, averages are returned twice.
         """
-        if not self.predictor.model.effect_scales:
+        if not self.predictor.model.effect_scales and self.predictor.times is None:
             outcome = np.asarray(self.predictor(self.draws, batch), float)
             return outcome, outcome
         eta, sd = self.predictors(batch)
@@ -600,7 +640,7 @@ def outcomes(
         if sd.any():  # of groups that the rows do not name: every row is in another one
             along = list(source.predictor.model.predictors_of_groups)
             eta[..., along] += sd * rng.standard_normal(sd.shape)
-        return family.draw_outcomes(rng, eta, batch)
+        return family.draw_rows(rng, eta, batch)
 
     return in_pieces(rows, source.number * (1 + len(family.extras)), draw)
 
@@ -623,8 +663,9 @@ def _simulated(
 
 def _require_fields(family: LinearPredictorModel, rows: AlignedRows) -> None:
     """Refuse rows that lack a field outcomes depend on, such as the trials of a binomial."""
-    for name in family.outcome_fields:
-        if name not in ("y", "event") and name not in rows.fields:
+    errors = [name for name in KNOWN_NOISE if name in family.observed]
+    for name in (*family.outcome_fields, *errors):
+        if name != "y" and name not in rows.fields:
             raise DataError(
                 f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
                 "rows lack; add it."

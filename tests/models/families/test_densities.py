@@ -282,7 +282,7 @@ BY_HAND = {
     "Cloglog": ({}, BINARY),
     "Poisson": ({}, [0.0, 1.0, 7.0]),
     "Binomial": ({"link": "probit"}, [(3.0, 10.0), (0.0, 4.0)]),
-    "Exponential": ({}, [(0.2, 1.0), (3.0, 0.0)]),
+    "Exponential": ({"observed": ("event",)}, [(0.2, 1.0), (3.0, 0.0)]),
     "Gaussian": ({"scale": 0.6}, REAL),
     "StudentT": ({"scale": 0.6, "df": 3.0}, REAL),
     "AsymmetricLaplace": ({"quantile": 0.8, "scale": 0.6, "smoothing": 0.3}, REAL),
@@ -301,7 +301,7 @@ def _derivatives(model, outcomes):
         return *model.derivatives(eta, y, 6), model.value(eta, y)
 
     def compiled(eta):
-        f = jax.vmap(model.log_density)(eta[:, None], jnp.asarray(y))
+        f = jax.vmap(model.row_density)(eta[:, None], jnp.asarray(y))
         return jnp.stack([f, *formulas(eta, y)])
 
     with np.errstate(over="ignore"):
@@ -340,7 +340,8 @@ def test_another_formula_is_noticed(x64):
 
 @pytest.mark.parametrize("name", ["Poisson", "Exponential"])
 def test_derivatives_are_automatic_without_formulas(name, x64):
-    model, (first, *_) = family(name), BY_HAND[name][1]
+    settings, (first, *_) = BY_HAND[name]
+    model = family(name, **settings)
     eta, y = ETA[:, None], np.tile(first, (len(ETA), 1, *[1] * np.ndim(first)))  # at nodes too
     automatic = jax.jit(lambda e: LinearPredictorModel.derivatives(model, e, y))(eta)
     for ours, formula in zip(automatic, model.derivatives(eta, y), strict=True):

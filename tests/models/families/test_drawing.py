@@ -54,6 +54,7 @@ CONTINUOUS = {
     "beta": (M.Beta(), stats.beta(E * expit(ETA), E * expit(-ETA))),
     "exponential": (M.Exponential(), stats.expon(scale=MU)),
     "weibull": (M.Weibull(), stats.weibull_min(E, scale=MU)),
+    "loglogistic": (M.Loglogistic(), stats.fisk(E, scale=MU)),
     "quantile": (M.AsymmetricLaplace(quantile=0.8), _asymmetric(0.8, E)),
     "smooth": (M.AsymmetricLaplace(quantile=0.3, smoothing=0.2), Smooth(0.3, 0.2, E)),
 }
@@ -196,10 +197,19 @@ def _moments(model):
     return [float(part) for part in jax.jit(model.moments)(eta)]
 
 
-@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("name", sorted(CONTINUOUS.keys() - {"loglogistic"}))
 def test_moments_of_continuous_outcomes(name, x64):
     model, truth = CONTINUOUS[name]
     np.testing.assert_allclose(_moments(model), truth.stats(), rtol=1e-5)
+
+
+def test_moments_of_loglogistic_times(x64):
+    """Those of shapes up to 1, or 2, are infinite."""
+    moments = jax.jit(jax.vmap(lambda e: jnp.stack(M.Loglogistic().moments(jnp.stack([ETA, e])))))
+    ours = np.asarray(moments(jnp.log(jnp.array([0.9, 1.5, 2.5, 9.0]))))
+    assert np.isinf(ours).tolist() == [[True, True], [False, True], [False] * 2, [False] * 2]
+    truth = np.stack(stats.fisk(np.array([2.5, 9.0]), scale=MU).stats(), axis=1)
+    np.testing.assert_allclose(ours[2:], truth, rtol=1e-9)
 
 
 def test_the_spread_of_weibull_times_does_not_cancel(x64):

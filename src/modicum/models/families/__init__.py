@@ -7,6 +7,7 @@ from modicum.models.families.positive import (
     Exponential,
     Gamma,
     InverseGaussian,
+    Loglogistic,
     Lognormal,
     Weibull,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "HurdlePoisson",
     "InverseGaussian",
     "Logistic",
+    "Loglogistic",
     "Lognormal",
     "NegativeBinomial",
     "Ordinal",
@@ -102,6 +104,7 @@ FAMILIES: dict[str, type[LinearPredictorModel]] = {
     "adjacent-category": AdjacentCategory,
     "exponential": Exponential,
     "weibull": Weibull,
+    "loglogistic": Loglogistic,
     "asymmetric-laplace": AsymmetricLaplace,
     "von-mises": VonMises,
 }

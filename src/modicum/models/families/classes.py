@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import log1m_exp
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
-from modicum.models.families.links import LINKS, bounded_exp, log1m_exp, require_link
+from modicum.models.families.links import LINKS, bounded_exp, require_link
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.outcome_checks import class_fault, class_names, count_classes

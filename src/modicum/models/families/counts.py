@@ -20,8 +20,9 @@ from modicum.models.families.links import (
     log_some,
     softplus,
 )
+from modicum.models.families.tails import log_beta_tails, log_gamma_tails
 from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
-from modicum.models.model import Batch
+from modicum.models.model import BaseModel, Batch
 from modicum.models.outcome_checks import count_fault, rate_fault
 from modicum.models.priors import Moments
 
@@ -31,6 +32,7 @@ class _Counts(LogLink):
     counted: ClassVar[str | None] = "y"
     multiplies = "rate"
     outcome_fault = staticmethod(count_fault)
+    least: ClassVar[float] = -1.0
 
     def pseudo_variance(self, data: Moments) -> float:
         """Return one over the mean."""
@@ -58,6 +60,12 @@ class Poisson(_Counts):
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """y eta - e^eta - log y!."""
         return y * eta[0] - jnp.exp(eta[0]) - log_factorial(y, eta[0])
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """At most y events happen in a time that the wait for y + 1 of them, a gamma, exceeds."""
+        number = jnp.asarray(y, eta.dtype) + 1
+        sooner, later = log_gamma_tails(number, eta[0] - jnp.log(number))
+        return later, sooner
 
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
         """Derivatives in eta: all but the first are minus the rate."""
@@ -103,6 +111,7 @@ class Poisson(_Counts):
 class PoissonRates(Poisson):
     """Poisson regression of counts over exposures with exposures as weights, as in scikit-learn."""
 
+    log_tails = BaseModel.log_tails  # a rate has none
     outcome_fault = staticmethod(rate_fault)  # weighted, y log(mu) - mu is that of the counts w y
 
 
@@ -136,6 +145,10 @@ class NegativeBinomial(ExtraParameter, _Counts):
         odds = eta + extra  # log of a mu
         arrangements = log_rising(size, y) - log_factorial(y, eta)
         return arrangements - y * softplus(-odds) - size * softplus(odds)
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """At most y failures come before success 1/a if the chance of success exceeds a beta."""
+        return log_beta_tails(jnp.exp(-eta[1]), jnp.asarray(y, eta.dtype) + 1, -eta[0] - eta[1])
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """mu + a mu^2."""

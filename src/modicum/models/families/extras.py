@@ -40,7 +40,7 @@ class ExtraParameter(LinearPredictorModel):
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """Evaluate all rows at once, so terms in the extra parameters alone are computed once."""
-        if self.modelled:
+        if self.modelled or self.observed:
             return super().log_likelihood(theta, batch)
         eta: Any = (self.linear(theta, batch), *(theta[name] for name in self.extras))
         return self.log_density(eta, self.outcome(batch))
@@ -86,9 +86,9 @@ class LogLink(LinearPredictorModel):
         return Normal(float(data.log_rate if np.isfinite(data.log_rate) else none), 10.0)
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Look for columns along which all counts are 0, or all times censored."""
-        if self.counted is None or self.modelled:  # columns of which may explain the zeros
-            return None, 0
+        """Look for columns along which all counts are 0, or all outcomes censored."""
+        if self.counted is None or self.modelled or self.observed:  # which may explain zeros
+            return super().separation(rows, theta)
         return find_silent_counts(rows, self.intercept, self.counted)
 
     def check_fields(self, chunk: Batch, first: int) -> None:

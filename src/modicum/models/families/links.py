@@ -7,7 +7,7 @@ no compilation. Exponentials of predictors are clipped to e^200, so that none ov
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import factorial, log, pi, sqrt
+from math import factorial, pi, sqrt
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -20,6 +20,7 @@ from modicum.arrays import (
     differentiable,
     erfc,
     is_numpy,
+    log1m_exp,
     log_gamma_of,
     namespace,
     sigmoid,
@@ -40,14 +41,6 @@ def softplus(x: jax.Array) -> jax.Array:
 def log_softplus(x: jax.Array) -> jax.Array:
     """log log(1 + e^x), which for x far below 0 is x."""
     return jnp.where(x < -30, x, jnp.log(softplus(jnp.maximum(x, -30))))
-
-
-def log1m_exp(x: jax.Array) -> jax.Array:
-    """log(1 - e^-x) for x > 0 (Maechler 2012)."""
-    xp = namespace(x)
-    near, far = xp.minimum(x, 1.0), xp.maximum(x, 0.5)  # so that no branch overflows
-    value: jax.Array = xp.where(x < log(2), xp.log(-xp.expm1(-near)), xp.log1p(-xp.exp(-far)))
-    return value
 
 
 def _leading(x: jax.Array) -> jax.Array:
@@ -229,7 +222,7 @@ BERNOULLI = {
     14: 1 / 74724249600,
     16: -3617 / 10670622842880000,
 }
-VANISHED = 800.0  # above this rate, w is 0 in double precision
+VANISHED = 700.0  # at this rate w is 0 in double precision, and e^r is finite
 
 
 def _log_slope(eta: jax.Array, terms: int) -> Series:

@@ -1,10 +1,10 @@
 """Positive outcomes: gamma, inverse Gaussian and lognormal regression, and times to an event.
 
-Exponential and Weibull regression are accelerated failure-time models, whose times may be
-right-censored: eta is the logarithm of a typical time, and a coefficient of 0.1 makes times a tenth
-longer. They are also proportional-hazards models, with log hazard ratio -beta (times the shape, for
-Weibull). Means, variances and drawn outcomes are those of the time to the event, which censoring
-does not change: it only hides some of the times.
+Exponential, Weibull, log-logistic and lognormal regression are accelerated failure-time models,
+whose times are often censored: eta is the logarithm of a typical time, and a coefficient of 0.1
+makes times a tenth longer. The first two are also proportional-hazards models, with log hazard
+ratio -beta (times the shape, for Weibull). Means, variances and drawn outcomes are those of the
+time to the event, which censoring does not change: it only hides some of the times.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ import numpy as np
 from scipy.special import zeta
 
 from modicum.arrays import HALF_LOG_2PI, namespace
-from modicum.errors import DataError
 from modicum.models.families.extras import ExtraParameter, LogLink
-from modicum.models.families.links import bounded_exp, draw_log_gammas, log_gamma, stirling_rest
+from modicum.models.families.links import (
+    bounded_exp,
+    draw_log_gammas,
+    log_gamma,
+    log_normal_cdf,
+    log_some,
+    softplus,
+    stirling_rest,
+)
+from modicum.models.families.tails import log_gamma_tails, log_wald_tails
 from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import positive_fault, time_fault
@@ -43,6 +51,11 @@ class Gamma(ExtraParameter, LogLink):
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
     bounded_by_variation: ClassVar[bool] = True
     outcome_fault = staticmethod(positive_fault)
+    least: ClassVar[float] = 0.0
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tails of a gamma variable."""
+        return log_gamma_tails(jnp.exp(eta[1]), jnp.log(jnp.asarray(y, eta.dtype)) - eta[0])
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """k (s - e^s + 1) + log(k) / 2 - log y, s = log(y / mu), minus Stirling's remainder."""
@@ -81,6 +94,12 @@ class InverseGaussian(ExtraParameter, LogLink):
     bounded_by_variation: ClassVar[bool] = True
     outcome_fault = staticmethod(positive_fault)
     extras_have_unit: ClassVar[bool] = True
+    least: ClassVar[float] = 0.0
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tails of an inverse Gaussian variable."""
+        log_ratio = jnp.log(jnp.asarray(y, eta.dtype)) - eta[0]
+        return log_wald_tails(jnp.exp(eta[1] - eta[0]), log_ratio)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """log(shape / 2 pi y^3) / 2 - shape (y / mu - 1)^2 / 2y."""
@@ -127,6 +146,12 @@ class Lognormal(ExtraParameter, LogLink):
     extras: ClassVar[tuple[str, ...]] = ("log_scale",)
     bounded_by_variation: ClassVar[bool] = True
     outcome_fault = staticmethod(positive_fault)
+    least: ClassVar[float] = 0.0
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tails of a normal variable at log y."""
+        z = jnp.exp(-eta[1]) * (jnp.log(jnp.asarray(y, eta.dtype)) - eta[0])
+        return log_normal_cdf(z), log_normal_cdf(-z)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Normal log-density of log y, minus log y."""
@@ -159,39 +184,31 @@ SERIES = tuple((-1) ** n * (2**n - 2) / n * float(zeta(n)) for n in range(2, 12)
 
 @dataclass(frozen=True, repr=False)
 class _Survival(LogLink):
-    """y is a time; the field `event` is 1 if the event was observed then, and 0 if censored."""
+    """Times e^(eta + noise / shape), whatever the noise is."""
 
-    outcome_fields: ClassVar[tuple[str, ...]] = ("y", "event")
     outcome_fault = staticmethod(time_fault)
-    counted: ClassVar[str | None] = "event"
+    least: ClassVar[float] = 0.0
     multiplies = "time"
-    field_meaning: ClassVar[dict[str, str]] = {
-        "event": "COLUMN is 1 for times at which the event was observed and 0 for censored times; "
-        "if none was censored, give a column of ones"
-    }
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw times to the event, without censoring."""
         del batch
-        shape = self.shape_of(eta)
-        return bounded_exp(eta[..., 0] + np.log(rng.standard_exponential(eta.shape[:-1])) / shape)
+        shape = bounded_exp(eta[..., 1]) if self.extras else 1.0
+        return bounded_exp(eta[..., 0] + self.draw_noise(rng, eta.shape[:-1]) / shape)
 
-    def shape_of(self, eta: np.ndarray) -> np.ndarray:
-        """Return the Weibull shape; 1 for exponential times."""
-        return np.ones(eta.shape[:-1])
+    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw logarithms of exponential variables."""
+        return np.asarray(np.log(rng.standard_exponential(shape)))
 
-    def check_fields(self, chunk: Batch, first: int) -> None:
-        """Refuse events that are neither 0 nor 1."""
-        super().check_fields(chunk, first)
-        event = np.asarray(chunk["event"])
-        bad = (event != 0) & (event != 1)
-        if bad.any():
-            at = int(np.argmax(bad))
-            raise DataError(
-                f"the field 'event' is {event[at]:g} in row {first + at}; it must be 1 where the "
-                "event was observed at the time y, and 0 where it had not happened by then "
-                "(censored)."
-            )
+    def scaled(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Return the noise of a time: z = shape (log y - eta)."""
+        log_ratio = jnp.log(jnp.asarray(y, eta[0].dtype)) - eta[0]
+        return jnp.exp(eta[1]) * log_ratio if self.extras else log_ratio
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """log(1 - exp(-e^z)) and -e^z."""
+        z = self.scaled(eta, y)
+        return log_some(z), -jnp.exp(z)
 
 
 @dataclass(frozen=True, repr=False)
@@ -206,15 +223,16 @@ class Exponential(_Survival):
     """
 
     on_numpy: ClassVar[bool] = True
+    formula_fields: ClassVar[tuple[str, ...]] = ("event",)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """-eta - y e^-eta for an event; the log survival probability -y e^-eta if censored."""
-        time, event = y
-        return -event * eta[0] - time * jnp.exp(-eta[0])
+        """-eta - y e^-eta."""
+        return -eta[0] - y * jnp.exp(-eta[0])
 
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
-        """Derivatives in eta, with alternating signs."""
-        event, r = y[..., 1], y[..., 0] * namespace(eta).exp(-eta)
+        """Derivatives in eta, with alternating signs; without -eta for a censored time."""
+        time, event = (y[..., 0], y[..., 1]) if self.observed else (y, 1.0)
+        r = time * namespace(eta).exp(-eta)
         return (-event * eta - r, r - event, *[-r, r, -r, r, -r][: highest - 1])
 
     def variance(self, eta: jax.Array) -> jax.Array:
@@ -239,16 +257,9 @@ class Weibull(ExtraParameter, _Survival):
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """log(shape / y) + z - e^z for an event, -e^z if censored; z = shape (log y - eta)."""
-        eta, extra = eta
-        time, event = y[..., 0], y[..., 1]
-        log_time = jnp.log(jnp.asarray(time, eta.dtype))
-        z = jnp.exp(extra) * (log_time - eta)
-        return event * (extra - log_time + z) - jnp.exp(z)
-
-    def shape_of(self, eta: np.ndarray) -> np.ndarray:
-        """Return the exponential of the second predictor."""
-        return bounded_exp(eta[..., 1])
+        """log(shape / y) + z - e^z, with z = shape (log y - eta)."""
+        z = self.scaled(eta, y)
+        return eta[1] - jnp.log(jnp.asarray(y, eta[0].dtype)) + z - jnp.exp(z)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """e^eta gamma(1 + 1 / shape)."""
@@ -257,6 +268,54 @@ class Weibull(ExtraParameter, _Survival):
     def variance(self, eta: jax.Array) -> jax.Array:
         """e^(2 eta) (gamma(1 + 2 / shape) - gamma(1 + 1 / shape)^2)."""
         return self.mean(eta) ** 2 * jnp.expm1(_log_square_ratio(jnp.exp(-eta[1])))
+
+
+@dataclass(frozen=True, repr=False)
+class Loglogistic(ExtraParameter, _Survival):
+    """Log-logistic times: the log of the median time is linear in x; hazards may rise and fall.
+
+    The survival probability at y is 1 / (1 + (y / e^eta)^shape), so that a coefficient multiplies
+    the odds of surviving, too. The mean is infinite up to a shape of 1, the variance up to 2.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.Loglogistic().extras
+    ('log_shape',)
+    """
+
+    extras: ClassVar[tuple[str, ...]] = ("log_shape",)
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """log(shape / y) + z - 2 log(1 + e^z), with z = shape (log y - eta)."""
+        z = self.scaled(eta, y)
+        return eta[1] - jnp.log(jnp.asarray(y, eta[0].dtype)) + z - 2 * softplus(z)
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """-log(1 + e^-z) and -log(1 + e^z)."""
+        z = self.scaled(eta, y)
+        return -softplus(-z), -softplus(z)
+
+    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw logistic variables."""
+        return rng.logistic(size=shape)
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """e^eta u / sin(u), with u = pi / shape."""
+        return jnp.exp(eta[0]) * _over_sine(jnp.pi * jnp.exp(-eta[1]))
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The mean times e^eta (tan(u) - u) / sin(u), infinite from u = pi / 2 on."""
+        u = jnp.pi * jnp.exp(-eta[1])
+        inside = jnp.where(2 * u < jnp.pi, u, 1.0)
+        ratio = (jnp.tan(inside) - inside) / jnp.sin(inside)
+        return jnp.where(2 * u < jnp.pi, self.mean(eta) * jnp.exp(eta[0]) * ratio, jnp.inf)
+
+
+def _over_sine(u: jax.Array) -> jax.Array:
+    """u / sin(u), and infinite from pi on."""
+    inside = jnp.where(u < jnp.pi, u, 1.0)
+    return jnp.where(u < jnp.pi, inside / jnp.sin(inside), jnp.inf)
 
 
 def _log_square_ratio(u: jax.Array) -> jax.Array:

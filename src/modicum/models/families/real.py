@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from math import factorial, inf, lgamma, log, pi, sqrt
@@ -19,10 +20,18 @@ from scipy.special import polygamma, psi
 from modicum.arrays import HALF_LOG_2PI, is_numpy, namespace
 from modicum.errors import SettingError
 from modicum.models.families.extras import ExtraParameter, LogLink
-from modicum.models.families.links import LINKS, bounded_exp, draw_log_gammas, softplus
+from modicum.models.families.links import (
+    LINKS,
+    bounded_exp,
+    draw_log_gammas,
+    log_normal_cdf,
+    softplus,
+)
+from modicum.models.families.tails import log_t_cdf
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import angle_fault, real_fault, refuse_constant, refuse_remote
+from modicum.models.partial_outcomes import KNOWN_NOISE
 from modicum.models.priors import Moments, Normal, is_positive
 from modicum.rows import Rows
 
@@ -62,7 +71,34 @@ class ScaleFamily(LinearPredictorModel):
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]
         """`log_scale`, unless the scale is known."""
-        return () if self.scale is not None else ("log_scale",)
+        return () if self.scale is not None or "se" in self.observed else ("log_scale",)
+
+    @classmethod
+    def partial_fields(cls) -> tuple[str, ...]:
+        """Return the fields of censoring and truncation, and those of known errors."""
+        fields = super().partial_fields()
+        return (*fields, *KNOWN_NOISE) if fields else ()
+
+    def observed_in(self, rows: Rows) -> tuple[str, ...]:
+        """Refuse known errors of rows beside a known scale."""
+        fields = super().observed_in(rows)
+        if self.scale is not None and set(fields) & set(KNOWN_NOISE):
+            raise SettingError(
+                "the scale of the noise is given as scale= and by the rows' standard errors: leave "
+                "one of them out."
+            )
+        return fields
+
+    def with_error(self, eta: jax.Array, known: Mapping[str, jax.Array]) -> jax.Array:
+        """Replace the log-scale by that of the known noise, or add an error to the noise."""
+        xp = namespace(eta)
+        if "se" in known:
+            log_scale = xp.broadcast_to(xp.log(known["se"]), eta.shape[:-1])
+        elif "added_se" in known:
+            log_scale = 0.5 * xp.log(xp.exp(2 * eta[..., 1]) + known["added_se"] ** 2)
+        else:
+            return eta
+        return xp.stack([eta[..., 0], log_scale], axis=-1)
 
     def extra_scale(self, name: str) -> float | None:
         """Prior standard deviation of log(scale), where it is given."""
@@ -89,6 +125,10 @@ class ScaleFamily(LinearPredictorModel):
 
     def spread(self, eta: jax.Array) -> jax.Array | float:
         """Return the scale, known or from the predictors of one row."""
+        if self.scale is None and eta.shape[0] == 1:
+            raise SettingError(
+                "the variance of an outcome depends on the standard error of its row."
+            )
         return self.scale if self.scale is not None else jnp.exp(eta[1])
 
     def known_scale(self) -> float:
@@ -115,7 +155,7 @@ class ScaleFamily(LinearPredictorModel):
 
         A constant outcome is refused only where the scale of its noise is to be estimated.
         """
-        if self.scale is None and self.intercept:
+        if self.extras and self.intercept:
             refuse_constant(self, rows)
         refuse_remote(rows)
 
@@ -131,18 +171,29 @@ class Gaussian(ScaleFamily):
     ((), ('log_scale',))
     """
 
+    formula_fields: ClassVar[tuple[str, ...]] = ("se",)
+
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Normal log-density."""
         s = self.spread(eta)
         return -0.5 * ((y - eta[0]) / s) ** 2 - jnp.log(s) - 0.5 * np.log(2 * np.pi)
 
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """log Phi(z) and log Phi(-z)."""
+        z = (y - eta[0]) / self.spread(eta)
+        return log_normal_cdf(z), log_normal_cdf(-z)
+
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
         """Derivatives in eta at a known scale; f''' is zero, so order 2 is exact."""
-        s = self.known_scale()
-        r = (y - eta) / s
         xp = namespace(eta)
+        s: jax.Array | float
+        if self.observed:
+            y, s, log_s = y[..., 0], y[..., 1], xp.log(y[..., 1])
+        else:
+            s, log_s = self.known_scale(), log(self.known_scale())
+        r = (y - eta) / s
         constant, zeros = xp.full_like(eta, -1 / s**2), xp.zeros_like(eta)
-        f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
+        f = -0.5 * r**2 - log_s - 0.5 * np.log(2 * np.pi)
         return (f, r / s, constant, *[zeros] * (highest - 2))
 
     def at_known_scale(self) -> Gaussian | None:
@@ -164,6 +215,8 @@ class Gaussian(ScaleFamily):
 
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """The square of the scale."""
+        if set(self.observed) & set(KNOWN_NOISE):
+            return super().noise_variance(draws, mean)
         return np.asarray(draws["scale"] if self.scale is None else self.scale) ** 2
 
     def series_radius(self) -> float:
@@ -243,6 +296,11 @@ class StudentT(ScaleFamily):
             - jnp.log(s)
             - (nu + 1) / 2 * jnp.log1p(((y - eta[0]) / s) ** 2 / nu)
         )
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tails of a t variable, which are alike."""
+        z = (y - eta[0]) / self.spread(eta)
+        return log_t_cdf(z, self.df), log_t_cdf(-z, self.df)
 
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
         """Derivatives in eta at a known scale; f'' is positive for |r| > s sqrt(nu).

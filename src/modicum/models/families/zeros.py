@@ -63,6 +63,13 @@ class _Inflated(_Zeros):
 
     outcome_fault = staticmethod(count_fault)
     counted: ClassVar[str | None] = "y"
+    least: ClassVar[float] = -1.0
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """pi + (1 - pi) P(count <= y), and the rest."""
+        below, above = self.others.log_tails(eta[:-1], y)
+        log_count = -softplus(eta[-1])
+        return jnp.logaddexp(-softplus(-eta[-1]), log_count + below), log_count + above
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """log(pi + (1 - pi) p) for a zero, log(1 - pi) + log p for other counts."""

@@ -46,6 +46,7 @@ ARGUMENTS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(EXTREMES, (2, 100)),
     **{"where": (3, 3), "clip": (2, 3), "I": (1, 1), "Q": (1, 1), "C": (1, 4)},
     **{"s": (1, 7), "te": (1, 5)},
+    "censoring": (1, 1),
 }
 KEYWORDS = {
     "clip": ("a_min", "a_max", "min", "max"),
@@ -54,6 +55,8 @@ KEYWORDS = {
     "te": ("k", "extrapolation"),
 }
 VARIABLES = {"s": (1, 1), "te": (2, 3)}  # of a smooth, at least and at most
+# Names of the codes of `censoring(column)`, which is how a formula reads cens(column).
+CENSORING = {"none": 0, "right": 1, "left": -1, "interval": 2}
 # Functions whose arguments may be truths; those of all others are numbers.
 OF_TRUTHS = {*EXTREMES, "where", *(n for n in NUMPY if "logical" in n)}
 STATEFUL = (*LEARNERS, *SMOOTHS)
@@ -357,7 +360,7 @@ call functions by name only, as in log(x): compute such a column first.
                 f"the formula holds {self.source(call)[:80]!r}, but formulas call functions by "
                 "name only, as in log(x): compute such a column first."
             )
-        if name not in names:
+        if name not in (*names, "censoring"):
             if name in CALLED_ELSEWHERE:
                 raise SettingError(
                     f"the formula calls {name}, which formulas do not support: write "

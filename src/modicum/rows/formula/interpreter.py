@@ -18,6 +18,7 @@ from modicum.errors import DataError, ModicumError, SettingError
 from modicum.rows.coding import Array, Level, level_key, level_places
 from modicum.rows.formula.expressions import (
     BINARY,
+    CENSORING,
     COMPARISONS,
     EXTREMES,
     LOGICAL,
@@ -209,6 +210,8 @@ class _Interpreter:
             return self.columns.column(str(constant_of(call.args[0])))
         if name in SMOOTHS:
             return self._smooth(name, call)
+        if name == "censoring":
+            return self._censoring(call.args[0])
         if name in STATEFUL:
             return self._transform(name, call)
         assert name is not None
@@ -222,6 +225,19 @@ class _Interpreter:
         except (TypeError, ValueError):
             text = self.expression.source(call)
             raise SettingError(f"{text} cannot be computed: check its arguments.") from None
+
+    def _censoring(self, node: ast.AST) -> Array:
+        """Return codes of censoring, from their names or numbers; True is right-censored."""
+        value = self.value(node)
+        if not isinstance(value, LevelArray) or set(value.values) <= {True, False}:
+            return np.asarray(self._number(node), float)
+        unknown = [level for level in value.values if str(level) not in CENSORING]
+        if unknown:
+            raise DataError(
+                f"{self.expression.source(node)!r} in cens(...) holds {unknown[0]!r}: it must hold "
+                f"{', '.join(CENSORING)}, or their codes {', '.join(map(str, CENSORING.values()))}."
+            )
+        return np.array([CENSORING[str(level)] for level in value.values], float)[value.codes]
 
     def _transform(self, name: str, call: ast.Call) -> Array | ColumnArray:
         """Apply a transform, which learns its state if the rows are all rows."""

@@ -37,6 +37,12 @@ ELSEWHERE = {
 }
 
 
+# Calls after | that fill several fields, by the names of their arguments, as in brms.
+ARGUMENTS_OF = {"cens": ("cens", "y2"), "trunc": ("lb", "ub"), "se": ("se", "sigma")}
+EXAMPLES = {"cens": "cens(c, y2)", "trunc": "trunc(lb=0, ub=9)", "se": "se(s)"}
+NAMED_ARGUMENT = re.compile(r"\s*(\w+)\s*=(?!=)(.*)", re.DOTALL)
+
+
 @dataclass(frozen=True)
 class ParsedGroup:
     """Effects that vary between the levels of a grouping factor: ``(1 + dose | ward)``.
@@ -101,7 +107,7 @@ class Formula:
     groups
         Group terms, of all predictors.
     fields
-        Further fields of a row: ``time | cens(event)`` has the field "cens".
+        Further fields of a row: ``wins | trials(games)`` has the field "trials".
     others
         The predictors of other parameters than the mean.
     """
@@ -348,8 +354,36 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
                 f"the outcome {text.strip()!r} cannot have {'another' if dict(fields) else 'a'} "
                 f"field {call[1]!r} after |: {remedy}."
             )
-        fields.append((call[1], Expression(call[2])))
+        fields += _fields_of(call[1], call[2])
     return outcome, tuple(fields)
+
+
+def _fields_of(name: str, inside: str) -> list[tuple[str, Expression]]:
+    """Return the fields that a call after | fills: ``cens(c, y2)``, ``trunc(lb=0)``, ``se(s)``.
+
+    An error that comes on top of the noise, ``se(s, sigma=True)``, is a field of its own.
+    """
+    names = ARGUMENTS_OF.get(name)
+    if names is None:
+        return [(name, Expression(inside))]
+    given: dict[str, str] = {}
+    for place, (_, text) in enumerate(_split(inside, ",")):
+        named = NAMED_ARGUMENT.fullmatch(text)
+        key = named[1] if named else (*names, "")[min(place, len(names))]
+        if key not in names or key in given or not (named[2] if named else text).strip():
+            raise SettingError(
+                f"{name}({inside.strip()}) cannot be read: its arguments are {names[0]} and "
+                f"{names[1]}, as in 'y | {EXAMPLES[name]} ~ x'."
+            )
+        given[key] = (named[2] if named else text).strip()
+    added = given.pop("sigma", "False")
+    if added not in ("False", "True", "FALSE", "TRUE") or ("se" in names and "se" not in given):
+        raise SettingError("sigma in se(s, sigma=True) must be True or False, after a column s.")
+    if "cens" in given:  # codes, or their names
+        given["cens"] = f"censoring({given['cens']})"
+    if added.lower() == "true":
+        given = {"added_se": given["se"]}
+    return [(key, Expression(text)) for key, text in given.items()]
 
 
 def _terms(text: str, others: Sequence[str]) -> tuple[tuple[tuple[Expression, ...], ...], bool]:

@@ -1,0 +1,259 @@
+"""Censored and truncated outcomes, and those with a known error, against scipy's distributions."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import modicum as mo
+from modicum.arrays import expansion
+from modicum.models.families import FAMILIES
+from modicum.rows.reading import read_formula
+
+M = mo.models
+N = 60
+NONE, RIGHT, LEFT, BETWEEN = 0, 1, -1, 2
+
+# scipy's distribution, given the mean (or centre) and the other parameter
+DISTRIBUTIONS = {
+    "Gaussian": lambda e, s: stats.norm(e, s),
+    "StudentT": lambda e, s: stats.t(4, e, s),
+    "Gamma": lambda e, s: stats.gamma(s, scale=np.exp(e) / s),
+    "InverseGaussian": lambda e, s: stats.invgauss(np.exp(e) / s, scale=s),
+    "Lognormal": lambda e, s: stats.lognorm(s, scale=np.exp(e)),
+    "Exponential": lambda e, s: stats.expon(scale=np.exp(e)),
+    "Weibull": lambda e, s: stats.weibull_min(s, scale=np.exp(e)),
+    "Loglogistic": lambda e, s: stats.fisk(s, scale=np.exp(e)),
+    "Poisson": lambda e, s: stats.poisson(np.exp(e)),
+    "NegativeBinomial": lambda e, s: stats.nbinom(1 / s, 1 / (1 + s * np.exp(e))),
+}
+COUNTS = ("Poisson", "NegativeBinomial")
+CLOSED = ("Gaussian", "Weibull", "Gamma")  # and one integral, which compile in a moment
+INTEGRATED = ("StudentT", "InverseGaussian", "Poisson", "NegativeBinomial", "Loglogistic")
+slow = pytest.mark.slow
+
+
+def test_every_family_with_tails_is_compared():
+    partial = {kind.__name__ for kind in FAMILIES.values() if kind.partial_fields()}
+    assert partial - {"ZeroInflatedPoisson", "ZeroInflatedNegativeBinomial"} == set(DISTRIBUTIONS)
+
+
+def _predictors(name):
+    """Return predictors of rows, with that of the scale, and the distributions of outcomes."""
+    rng = np.random.default_rng(3)
+    eta = np.stack([rng.normal(0.3, 0.7, N), rng.normal(0.2, 0.3, N)], axis=1)
+    return eta, DISTRIBUTIONS[name](eta[:, 0], np.exp(eta[:, 1]))
+
+
+def _observed(name, law):
+    """Return outcomes of which some are censored, in every way, within bounds."""
+    u = np.sort(np.random.default_rng(4).random((4, N)), axis=0)
+    lb, y, y2, ub = (law.ppf(0.84 * each + 0.05 * k) for k, each in enumerate(u))
+    if name in COUNTS:
+        y2, ub = np.maximum(y2, y + 1), np.maximum(ub, y + 2)
+    return {
+        "y": y,
+        "cens": np.resize([NONE, RIGHT, LEFT, BETWEEN], N),
+        "y2": y2,
+        "lb": lb,
+        "ub": ub,
+    }
+
+
+def _truth(name, law, b):
+    """Return the log-likelihood of each row by scipy; counts include the ends of their bounds."""
+    whole = name in COUNTS
+    lb = b["lb"] - whole if "lb" in b else np.full(N, -np.inf)
+    ub = b.get("ub", np.full(N, np.inf))
+    low = np.where(b["cens"] == LEFT, lb, b["y"])
+    high = np.select([b["cens"] == RIGHT, b["cens"] == BETWEEN], [ub, b["y2"]], b["y"])
+    density = (law.logpmf if whole else law.logpdf)(b["y"])
+    with np.errstate(divide="ignore"):
+        chance = np.log(law.cdf(high) - law.cdf(low))
+    return np.where(b["cens"] == NONE, density, chance) - np.log(law.cdf(ub) - law.cdf(lb))
+
+
+def _density(name, fields, eta):
+    model = getattr(M, name)(observed=getattr(M, name).partial_among(fields))
+    eta = eta[:, : 1 + len(model.extras)]
+    outcome = np.stack([fields[key] for key in model.row_fields], axis=-1)
+    return np.asarray(jax.jit(jax.vmap(model.row_density))(eta, outcome))
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_likelihoods_are_chances_of_what_is_known(name, x64):
+    eta, law = _predictors(name)
+    fields = _observed(name, law)
+    np.testing.assert_allclose(_density(name, fields, eta), _truth(name, law, fields), atol=2e-8)
+    # without the bounds, and as if nothing were censored: other numbers
+    known = {key: fields[key] for key in ("y", "cens", "y2")}
+    truth = _truth(name, law, known)
+    wrong = _truth(name, law, known | {"cens": np.zeros(N)})
+    assert np.median(np.abs(wrong - truth)[fields["cens"] != NONE]) > 0.1
+    assert np.median(np.abs(_truth(name, law, fields) - truth)) > 0.05
+
+
+@pytest.mark.parametrize("name", [*CLOSED, *(pytest.param(n, marks=slow) for n in INTEGRATED)])
+def test_tails_have_derivatives_wherever_predictors_go(name, x64):
+    model = getattr(M, name)()
+    far = np.array([-60.0, -9.0, 3.0, np.log(3.0), 12.0, 60.0])
+    if name in ("Gaussian", "StudentT"):
+        far *= 1e6
+    eta = np.stack([far, np.full(6, 0.3)], axis=1)[:, : 1 + len(model.extras)]
+    expanded = [expansion(lambda e, k=k: model.log_tails(e, 3.0)[k]) for k in (0, 1)]
+    for parts in jax.jit(jax.vmap(lambda e: [each(e) for each in expanded]))(eta):
+        assert all(np.isfinite(np.asarray(part)).all() for part in parts)
+
+
+def test_zero_inflated_tails_are_sums_of_their_densities(x64):
+    for name in ("ZeroInflatedPoisson", "ZeroInflatedNegativeBinomial"):
+        model = getattr(M, name)()
+        eta = jnp.array([0.4, -0.7, 0.2][: 1 + len(model.extras)])
+        densities, tails = jax.jit(
+            lambda e, model=model: (
+                jax.vmap(lambda k: model.log_density(e, k))(jnp.arange(4.0)),
+                model.log_tails(e, 3.0),
+            )
+        )(eta)
+        chance = np.exp(densities).sum()
+        np.testing.assert_allclose(np.exp(tails), [chance, 1 - chance])
+
+
+# Fields and formulas ----------------------------------------------------------------------
+
+
+def _table(n=60):
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame({"x": rng.normal(size=n), "y": rng.gamma(3.0, 1.0, n)})
+    how = np.resize(["none", "left", "right", "interval"], n)
+    return table.assign(how=how, code=np.resize([0, -1, 1, 2], n), late=table["y"] + 1, s=0.5)
+
+
+def test_a_formula_says_what_is_known():
+    names = ("y", "cens", "y2")
+    by_name = read_formula("y | cens(how, late) ~ x", _table()).rows
+    by_code = read_formula("y | cens(code, y2=late) + trunc(lb=0, ub=40) ~ x", _table()).rows
+    for name in names:
+        np.testing.assert_array_equal(by_name.slice(0, 60)[name], by_code.slice(0, 60)[name])
+    assert set(zip(*(by_code.slice(0, 60)[end] for end in ("lb", "ub")), strict=True)) == {
+        (0.0, 40.0)
+    }
+    right = read_formula("y | cens(y > 3) ~ x", _table()).rows.slice(0, 60)
+    np.testing.assert_array_equal(right["cens"], right["y"] > 3)
+    added = read_formula("y | se(s, sigma=TRUE) ~ x", _table()).rows
+    assert {"se", "added_se"} & set(added.fields) == {"added_se"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"cens": 3.0}, "'cens' is 3 in row 0; it must be 0"),
+        ({"cens": 2.0}, "lies between 2 and inf"),
+        ({"cens": 2.0, "y2": 1.0}, "lies between 2 and 1; the upper end"),
+        ({"y2": 3.0}, "hold 'y2' and no 'cens'"),
+        ({"event": 1.0, "cens": 0.0}, "both 'event' and 'cens'"),
+        ({"lb": 3.0}, "outcome of row 0 is 2, outside its bounds 3 and inf"),
+        ({"ub": 1.0}, "outside its bounds -inf and 1"),
+        ({"ub": 2.0, "cens": 1.0}, "outside its bounds"),
+        ({"lb": 2.0, "cens": -1.0}, "is at most 2, outside its bounds"),
+        ({"lb": 5.0, "ub": 4.0}, "bounds of row 0 are 5 and 4"),
+        ({"se": 0.0}, "standard error of row 0 is 0, and must be positive"),
+        ({"added_se": -1.0}, "is -1, and must not be negative"),
+        ({"status": 1.0}, "does not read: say what was observed by 'event'"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(changed, words):
+    rows = mo.Rows(
+        x=np.ones((3, 1)), y=np.full(3, 2.0), **{k: np.full(3, v) for k, v in changed.items()}
+    )
+    with pytest.raises(mo.DataError) as caught:
+        M.Gaussian().check(rows)
+    assert words in str(caught.value)
+
+
+def test_families_and_models_that_do_not_read_a_field_say_so():
+    rows = mo.Rows(x=np.ones((3, 1)), y=np.ones(3), cens=np.ones(3))
+    with pytest.raises(mo.DataError, match="'cens', which Logistic does not read"):
+        M.Logistic().check(rows)
+    with pytest.raises(mo.DataError, match=r"take model.resolved\(rows\)"):
+        M.Poisson().outcome({"y": np.ones(3), "cens": np.ones(3)})
+    known = mo.Rows(x=np.ones((3, 1)), y=np.arange(3.0), se=np.ones(3))
+    with pytest.raises(mo.SettingError, match="leave one of them out"):
+        M.Gaussian(scale=1.0).check(known)
+
+
+# A known error ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Gaussian", "StudentT"])
+def test_a_known_error_is_the_scale_or_adds_to_it(name, x64):
+    eta, _ = _predictors(name)
+    law, scale = DISTRIBUTIONS[name], np.exp(eta[:, 1])
+    y, s = eta[:, 0] + 1, np.linspace(0.1, 3, N)
+    known = _density(name, {"y": y, "se": s}, eta)
+    np.testing.assert_allclose(known, law(eta[:, 0], s).logpdf(y))
+    both = _density(name, {"y": y, "added_se": s}, eta)
+    np.testing.assert_allclose(both, law(eta[:, 0], np.hypot(scale, s)).logpdf(y))
+    assert np.abs(known - both).max() > 0.1
+
+
+def test_the_mode_of_known_errors_is_weighted_least_squares():
+    """Rows with the error s count 1 / s^2: a meta-analysis, which no chain is needed for."""
+    rng = np.random.default_rng(2)
+    x, s = rng.normal(size=300), rng.uniform(0.2, 4, 300)
+    table = pd.DataFrame({"x": x, "s": s, "y": 1 + 2 * x + s * rng.normal(size=300)})
+    post = mo.fit("y | se(s) ~ x", table, "gaussian", draws=2000, random_seed=1, progressbar=False)
+    X = np.c_[x, np.ones(300)] / s[:, None]
+    covariance = np.linalg.inv(X.T @ X)
+    best = covariance @ X.T @ (table["y"] / s)
+    found = np.array([post.mean("beta")[0], post.mean("intercept")])
+    sd = np.sqrt(np.diag(covariance))
+    assert np.all(np.abs(found - best) < 5 * sd / np.sqrt(2000) + 0.01 * sd)
+    unweighted = np.linalg.lstsq(np.c_[x, np.ones(300)], table["y"], rcond=None)[0]
+    assert np.abs((unweighted - best) / sd).max() > 0.5
+    assert "scale" not in post.draws
+
+
+# After the fit ----------------------------------------------------------------------------
+
+
+def test_outcomes_are_drawn_within_bounds():
+    rng = np.random.default_rng(1)
+    lb, ub = np.full(N, 1.0), np.linspace(1.5, 4, N)
+    eta = np.zeros((2000, N, 1))
+    model = M.Exponential(observed=("lb", "ub"))
+    drawn = model.draw_rows(rng, eta, {"lb": lb, "ub": ub})
+    law = stats.expon()
+    below = (law.cdf(np.clip(drawn, 1, ub)) - law.cdf(lb)) / (law.cdf(ub) - law.cdf(lb))
+    assert np.all((drawn >= 1) & (drawn <= ub))
+    assert stats.kstest(below.ravel()[::7], "uniform").pvalue > 1e-3
+    free = replace(model, observed=()).draw_rows(rng, eta, {"lb": lb, "ub": ub})
+    assert free.min() < 0.1
+
+
+@pytest.mark.slow
+def test_posteriors_of_partial_outcomes_have_the_simulated_parameters():
+    """Over five tables, estimates deviate from the truth by as much as their errors say."""
+    errors, ignored = [], []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=800)
+        y = rng.gamma(2.0, np.exp(0.5 + 0.7 * x) / 2)
+        kept = y > 0.4
+        x, y = x[kept], y[kept]
+        table = pd.DataFrame({"x": x, "y": np.minimum(y, 2.5), "over": y > 2.5, "lb": 0.4})
+        settings = {"method": "nuts", "draws": 400, "tune": 300, "chains": 2, "random_seed": 1}
+        for formula, found in (
+            ("y | cens(over) + trunc(lb=lb) ~ x", errors),
+            ("y ~ x", ignored),
+        ):
+            post = mo.fit(formula, table, "gamma", progressbar=False, **settings)
+            summary = post.summary()
+            truth = pd.Series({"beta[x]": 0.7, "intercept": 0.5, "shape": 2.0})
+            found.append((summary["mean"] - truth) / summary["sd"])
+    assert np.mean(np.square(errors)) < 2.2  # chi-square of 15, over 15: below 2.2 but for 0.5 %
+    assert np.mean(np.square(ignored)) > 20

@@ -1,0 +1,97 @@
+"""Chances of survival, of rows and on average, against scipy and the Kaplan-Meier estimate."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import modicum as mo
+from modicum.models.over_draws import ModelPredictor
+from modicum.posterior.survival import kaplan_meier, survival_table
+
+TIMES = [0.0, 0.5, 2.0, 7.0]
+
+
+def _posterior(model, x, **fields):
+    """Return a posterior of known coefficients, of these rows."""
+    rows = mo.Rows(x=x, columns=["dose"], **fields)
+    draws = {
+        "beta": np.full((1, 9, 1), 0.5),
+        "intercept": np.linspace(0.9, 1.1, 9)[None],
+        "shape": np.full((1, 9), 1.5),
+    }
+    post = mo.Posterior(draws, {}, mo.Ledger(rows=len(x)))
+    post.predictor, post.rows = ModelPredictor(model.resolved(rows)), rows
+    return post
+
+
+def _table(rng, n):
+    """Return Weibull times, half of which are censored."""
+    x = rng.normal(size=(n, 1))
+    time, until = np.exp(1 + 0.5 * x[:, 0]) * rng.weibull(1.5, n), rng.exponential(3.0, n)
+    return x, {"y": np.minimum(time, until), "event": (time < until) * 1.0}
+
+
+def test_chances_of_rows_are_those_of_the_distribution():
+    x, fields = _table(np.random.default_rng(1), 40)
+    post = _posterior(mo.models.Weibull(), x, **fields)
+    predicted = post.predict({"x": x}, kind="survival", times=TIMES)
+    scales = np.exp(np.linspace(0.9, 1.1, 9)[:, None, None] + 0.5 * x)
+    truth = stats.weibull_min(1.5, scale=scales).sf(TIMES)
+    np.testing.assert_allclose(predicted.mean, truth.mean(axis=0), atol=1e-9)
+    assert list(predicted.to_frame())[3] == "mean[0.5]"
+    np.testing.assert_array_equal(predicted.mean[:, 0], 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"kind": "survival"}, "give them, as in times="),
+        ({"times": [1.0]}, "times are those of 'survival'"),
+        ({"kind": "hazard", "times": [1.0]}, "must be 'mean' or 'survival'"),
+        ({"kind": "survival", "times": [np.inf]}, "give them, as in times="),
+    ],
+)
+def test_times_that_say_nothing_are_refused(arguments, words):
+    x, fields = _table(np.random.default_rng(1), 5)
+    with pytest.raises(mo.SettingError, match=words):
+        _posterior(mo.models.Weibull(), x, **fields).predict({"x": x}, **arguments)
+    beta = _posterior(mo.models.Beta(), x, y=np.linspace(0.1, 0.9, 5))
+    with pytest.raises(mo.SettingError, match="Beta has no distribution function"):
+        beta.predict({"x": x}, kind="survival", times=[0.5])
+
+
+def test_the_average_curve_is_near_kaplan_meiers():
+    """Which takes censored rows for what they are; without them it would be too low."""
+    x, fields = _table(np.random.default_rng(2), 3000)
+    table = survival_table(_posterior(mo.models.Weibull(), x, **fields), np.array(TIMES))
+    assert np.abs(table["mean"] - table["kaplan_meier"]).max() < 0.04
+    ones = np.ones(3000)
+    ignored = kaplan_meier(fields["y"], ones == 1, ones, np.array(TIMES))
+    assert np.abs(table["mean"] - ignored).max() > 0.1
+    left = _posterior(mo.models.Weibull(), x, y=fields["y"], cens=-ones)
+    with pytest.raises(mo.DataError, match="censored from the left"):
+        survival_table(left, np.array(TIMES))
+
+
+def test_chances_on_the_command_line(tmp_path):
+    from typer.testing import CliRunner
+
+    from modicum.cli import app
+
+    x, fields = _table(np.random.default_rng(3), 200)
+    pd.DataFrame({"dose": x[:, 0], "days": fields["y"], "died": fields["event"]}).to_csv(
+        tmp_path / "trial.csv", index=False
+    )
+    fit = ["fit", str(tmp_path / "trial.csv"), "days | event(died) ~ dose", "--family=exponential"]
+    run = f"--out={tmp_path / 'run'}"
+    done = CliRunner().invoke(app, [*fit, run, "--draws=100", "--method=laplace", "--quiet"])
+    assert done.exit_code == 0, done.output
+    predict = ["predict", str(tmp_path / "run"), str(tmp_path / "trial.csv"), "--times=1,2.5"]
+    done = CliRunner().invoke(app, [*predict, f"--out={tmp_path / 'chances.csv'}"])
+    assert done.exit_code == 0, done.output
+    chances = pd.read_csv(tmp_path / "chances.csv")
+    assert list(chances)[::3] == ["mean[1]", "mean[2.5]"]
+    assert np.all(chances["mean[1]"] > chances["mean[2.5]"])
+    done = CliRunner().invoke(app, [*predict[:-1], "--times=soon", f"--out={tmp_path / 'b.csv'}"])
+    assert "must be numbers such as 30,90,365" in done.output
