@@ -186,6 +186,7 @@ MOST = 0.8  # share of effective draws along skewed axes above which the limit o
 # Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
 # posterior sds, whatever the shape of their tail, and the limit of k is 0.7.
 ALIKE = 0.999
+RICH = 0.8  # effective proposals per draw of equal weight, so that few draws are alike
 NESTED = 0.15  # smallest share where scales are drawn first: chains of such models have no more
 FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari et al. 2024)
 ENOUGH = 0.5  # Pareto k below which weighted draws are as good as draws of the posterior
@@ -409,8 +410,8 @@ class Laplace(Method):
         if task.target.likelihood.size < task.target.size and not has_pooled_scales(task.target):
             raise SettingError(
                 "method='laplace' draws scales of groups if the model has at most "
-                f"{DENSE_LIMIT:,} parameters, and no scale of a horseshoe; use method='hmc-ecs', "
-                "'hmc' or 'nuts'."
+                f"{DENSE_LIMIT:,} parameters, or a Gaussian outcome and normal priors, and no "
+                "scale of a horseshoe; use method='hmc-ecs', 'hmc' or 'nuts'."
             )
         check_task(task)
         # As for HMC-ECS, whose programs on a GPU lack control variates of rare levels.
@@ -439,7 +440,7 @@ class Laplace(Method):
         verdict = proposals.verdict
         if not self.weighted and verdict.tail < tail and NESTED < verdict.share < EFFECTIVE:
             # a draw of equal weight is the last state of several, so that few are alike
-            times = ceil(1.5 / verdict.share)
+            times = ceil(RICH / verdict.share)
             proposals = Proposals.of(density, task, self._first, times).weighed(pool)
         return pool, proposals
 

@@ -55,7 +55,6 @@ class Axis(NamedTuple):
     @classmethod
     def of(cls, places: np.ndarray, logs: np.ndarray, left: float, right: float) -> Axis:
         """Interpolate a table of log-densities."""
-        from scipy.interpolate import PchipInterpolator
 
         def normal(at: np.ndarray) -> np.ndarray:
             return np.asarray(-0.5 * (at / np.where(at < 0, left, right)) ** 2)
@@ -63,7 +62,7 @@ class Axis(NamedTuple):
         finite = np.isfinite(logs)
         mesh = np.linspace(places[finite][0], places[finite][-1], MESH + 1)
         rest = logs[finite] - normal(places[finite])  # flatter, so that few places suffice
-        values = PchipInterpolator(places[finite], rest)(mesh) + normal(mesh)
+        values = np.interp(mesh, places[finite], rest) + normal(mesh)
         density = np.exp(values - values.max())
         return cls(mesh, density / np.trapezoid(density, mesh), left, right)
 

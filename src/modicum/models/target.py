@@ -307,11 +307,15 @@ class Target:
     @cached_property
     def reported_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes of the reported parameters, in the order of t; under jit they would be sorted."""
-        zeros = np.zeros(self.size)
-        named = self.report(zeros)
-        own = self.model.report_own(self.unravel(zeros))
-        ordered = [name for name in named if name not in own] + list(own)
-        return {name: jax.ShapeDtypeStruct(np.shape(named[name]), np.float64) for name in ordered}
+        named: list[str] = []
+
+        def report(t: jax.Array) -> dict[str, jax.Array]:  # traced, which compiles nothing
+            reported, own = self.report(t), self.model.report_own(self.unravel(t))
+            named.extend([name for name in reported if name not in own] + list(own))
+            return reported
+
+        shapes = jax.eval_shape(report, np.zeros(self.size))
+        return {name: jax.ShapeDtypeStruct(shapes[name].shape, np.float64) for name in named}
 
     def named_only(self, points: np.ndarray) -> dict[str, np.ndarray] | None:
         """Report flat vectors without compiling, where `report` only names entries; else None."""
