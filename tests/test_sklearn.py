@@ -110,10 +110,10 @@ def test_sparse_columns_are_dense_ones(late, binary):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [LogisticRegression, LinearRegression, PoissonRegressor])
 def test_weights_count_rows(kind, binary):
-    """Rows of weight 2 and 0 give the same chains as two rows and none, to the last digit."""
+    """Rows of weight 2 and 0 give the same draws as two rows and none, to the last digit."""
     X, y = binary
     y = y if kind is LogisticRegression else (y == "late") * 1.0
-    weight = np.arange(N) % 3
+    weight = np.arange(N) % 4
     weighted = kind(**SHORT).fit(X, y, sample_weight=weight)
     repeated = kind(**SHORT).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
     np.testing.assert_array_equal(weighted.posterior_["beta"], repeated.posterior_["beta"])

@@ -391,10 +391,10 @@ def _distinct(model: BaseModel, rows: Rows, settings: RunSettings, method: Metho
     """Return distinct rows with weights; all rows if few are equal, or the method needs them."""
     if not settings.collapse or method.fewest_distinct > len(rows):
         return rows
-    model.check(rows)  # messages name rows of the table
     few = distinct_rows(rows, settings.collapse == "always")
     if few is None or len(few) < method.fewest_distinct:
         return rows
+    model.check(rows)  # messages name rows of the table
     if len(few) < len(rows):
         say(f"{len(few):,} of {len(rows):,} rows are distinct", settings.progressbar)
     return few

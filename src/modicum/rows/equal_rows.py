@@ -8,7 +8,7 @@ are then the same rows to the last digit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -87,7 +87,7 @@ def distinct_rows(rows: Rows, always: bool = False) -> Rows | None:
     looks = () if always else (look for look in LOOKS if look[0] < len(rows))
     try:
         for size, most in looks:
-            if len(_counted(about, _sample(rows, size), 1.0).hashed) > most * size:
+            if len(_counted(about, [_sample(rows, size)], 1.0).hashed) > most * size:
                 return None
         most = 1.0 if always else MOST_DISTINCT
         found = _counted(about, rows.chunks(CHUNK), most)
@@ -105,14 +105,15 @@ def distinct_rows(rows: Rows, always: bool = False) -> Rows | None:
     return Rows._at(MemoryBackend(about, {k: v.astype(about.dtypes[k]) for k, v in arrays.items()}))
 
 
-def _sample(rows: Rows, size: int) -> Iterator[dict[str, Array]]:
-    """Yield `size` rows in evenly spaced blocks."""
+def _sample(rows: Rows, size: int) -> dict[str, Array]:
+    """Return `size` rows: evenly spaced blocks."""
     each = size // BLOCKS
-    for start in np.linspace(0, len(rows) - each, BLOCKS).astype(int):
-        yield rows.slice(int(start), int(start) + each)
+    starts = np.linspace(0, len(rows) - each, BLOCKS).astype(int)
+    parts = [rows.slice(int(start), int(start) + each) for start in starts]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _counted(about: Description, chunks: Iterator[dict[str, Array]], most: float) -> _Counted:
+def _counted(about: Description, chunks: Iterable[dict[str, Array]], most: float) -> _Counted:
     """Count the rows of all chunks; those of some, if they are clearly not worth it."""
     parts: list[_Counted] = []
     known = waiting = seen = 0  # distinct rows, rows that may equal them, and all rows so far
@@ -132,16 +133,19 @@ def _counted(about: Description, chunks: Iterator[dict[str, Array]], most: float
 
 def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return a 64-bit hash of the values of each row; -0.0 hashes as 0.0."""
-    total: np.ndarray | None = None
-    for name, shape in sorted(description.fields.items()):
+    fields = sorted(description.fields.items())
+    total = word = np.zeros(len(batch[fields[0][0]]), np.uint64)
+    used = 0  # bits of the word that hold values, of one column or several short ones
+    for name, shape in fields:
         values, kind = np.asarray(batch[name]), description.dtypes[name]
         part = np.ascontiguousarray(values.reshape(len(values), prod(shape)), kind)
-        words = (part + 0.0).view(f"u{kind.itemsize}") if kind.kind == "f" else part
-        total = np.zeros(len(values), np.uint64) if total is None else total
-        for column in words.T:
-            total = _mix_bits(total ^ column.astype(np.uint64))
-    assert total is not None, "rows have fields"
-    return total
+        bits = 8 * kind.itemsize
+        for column in ((part + 0.0).view(f"u{kind.itemsize}") if kind.kind == "f" else part).T:
+            if used + bits > 64:
+                total, used = _mix_bits(total ^ word), 0
+            word = column.astype(np.uint64) | (word << np.uint64(bits) if used else np.uint64(0))
+            used += bits
+    return _mix_bits(total ^ word)
 
 
 def _mix_bits(words: np.ndarray) -> np.ndarray:
