@@ -280,7 +280,7 @@ class NormalDensity(NamedTuple):
         return explain_curves(self.curves)
 
 
-GIVEN_SCALES = "weighted draws, normal given the scales of groups"
+GIVEN_SCALES = "weighted draws, normal given the scales of pooled terms"
 
 
 def nested_suffices(verdict: Verdict) -> bool:
@@ -309,7 +309,7 @@ class NestedDensity(NamedTuple):
             drawn = nested_draws(self.pooled, self.scales, rng, shape)
         except np.linalg.LinAlgError as fault:  # at scales far out, where no prior holds them
             raise ConvergenceError(
-                "given some scales of groups the coefficients are not determined, so that "
+                "given some scales of pooled terms the coefficients are not determined, so that "
                 "method='laplace' cannot draw them; use method='nuts', or priors that are not flat."
             ) from fault
         z = self.anchor.whiten(drawn.t)
