@@ -24,9 +24,9 @@ from modicum.models.families.links import (
     LINKS,
     bounded_exp,
     chances,
+    constant_stirling_rest,
     draw_counts,
     softplus,
-    stirling_rest,
 )
 from modicum.models.families.positive import Gamma, Lognormal
 from modicum.models.model import Batch
@@ -299,7 +299,7 @@ class Tweedie(ExtraParameter, LogLink):
         apart = jnp.log1p((j - c) / jnp.maximum(c, 1.0))
         ratio = jnp.where(c > 1, apart, jnp.log(j) - log_c)
         terms = -(1 + self.shape) * (j * ratio - (j - c))
-        near_one = stirling_rest(j) + stirling_rest(self.shape * j)
+        near_one = constant_stirling_rest(j) + constant_stirling_rest(self.shape * j)
         total = jax.nn.logsumexp(terms - near_one, axis=-1)
         return total + jnp.log(step) + 0.5 * log(self.shape) - log(2 * pi)
 
