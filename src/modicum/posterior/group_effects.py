@@ -627,7 +627,7 @@ def _level_modes(
     """
 
     def density(shift: jax.Array, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        return family.log_density(predictors.at[0].add(shift), y)
+        return family.row_density(predictors.at[0].add(shift), y)
 
     slope = jax.vmap(jax.grad(density))
     bend = jax.vmap(jax.grad(jax.grad(density)))

@@ -20,9 +20,9 @@ from modicum.models.coefficients import parameter_of
 from modicum.models.terms import slope_columns
 from modicum.posterior.draws import weights_of
 from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.population import random_rows
 from modicum.posterior.summary import interval_columns
 from modicum.posterior.weighted import tabulated
-from modicum.random import Stream, generator
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.smooths import Basis, By, smooth_columns
 from modicum.rows.formula.structure import Factor
@@ -154,10 +154,9 @@ def stiff_smooths(post: FittedDraws) -> Iterator[ModicumWarning]:
     curves = [smooth for smooth in smooths_of(post).values() if smooth.is_line_and_more]
     if rows is None or not curves or model.integrated_group is not None:
         return
-    rng = generator(0, Stream.CHECKED_ROWS)
-    batch = rows.take(np.sort(rng.choice(len(rows), min(len(rows), EXAMINED), replace=False)))
+    batch = rows.take(np.sort(random_rows(len(rows), EXAMINED, 0)))
     theta = model.restore({name: jnp.asarray(post.mean(name)) for name in post.draws})
-    slope = jax.grad(model.log_density)
+    slope = jax.grad(model.row_density)
     g, h = jax.vmap(lambda e, y: (slope(e, y), jnp.diagonal(jax.jacfwd(slope)(e, y))))(
         model.predictor_vector(theta, batch), model.outcome(batch)
     )
