@@ -96,11 +96,12 @@ def test_signs_that_cancel_say_nothing():
         assert np.isnan(weighted_ess_tail(x, sign)).all()
 
 
-def test_many_draws_are_shared_between_threads(monkeypatch):
-    x = np.random.default_rng(1).normal(size=(40, 30, 3, 2))
+@pytest.mark.parametrize("shape", [(), (3, 2)])
+def test_many_draws_are_shared_between_threads(monkeypatch, shape):
+    x = np.random.default_rng(1).normal(size=(40, 30, *shape))
     few = [weighted_quantile(x, None, (0.05, 0.95)), weighted_quantile(x, None, 0.5), sample_sd(x)]
     monkeypatch.setattr("modicum.posterior.weighted.LARGE", 10)
     many = [weighted_quantile(x, None, (0.05, 0.95)), weighted_quantile(x, None, 0.5), sample_sd(x)]
-    assert [a.shape for a in many] == [(2, 3, 2), (3, 2), (3, 2)]
+    assert [a.shape for a in many] == [(2, *shape), shape, shape]
     for a, b in zip(few, many, strict=True):
         np.testing.assert_allclose(a, b)

@@ -75,7 +75,7 @@ def _by_threads(x: Floats, measure: Callable[[Floats], Floats]) -> Floats:
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         results = threads.map(lambda j: measure(flat[:, j].copy()), range(flat.shape[1]))
         measured = np.stack(list(results), axis=-1)
-    return measured.reshape(*measured.shape[:-1], *x.shape[2:])
+    return measured.reshape((*measured.shape[:-1], *x.shape[2:]))
 
 
 def weighted_quantile(x: Floats, weights: Floats | None, q: ArrayLike) -> Floats:
