@@ -22,8 +22,10 @@ from modicum.run import iterations as compiled
 
 CHAINS, LENGTH = 2, 6
 POSITION = ("position",)
-PHASED = {"registers": 1}
-TILES = {"registers": 1, "held": 1, "tile": 128}  # three tiles of eight rows, the last half empty
+FORMS = {
+    "registers": {},
+    "tiles": {"registers": 1, "tile": 128},  # three tiles of eight rows, the last half empty
+}
 
 
 def some_rows(n=600, d=4):
@@ -134,12 +136,11 @@ def table(plan):
 
 
 SLOW = pytest.mark.slow
-QUICK = (("leapfrog", "registers"), ("split", "many threads"))
-FORMS = {"registers": {}, "phases": PHASED, "many threads": PHASED | {"warps": 4}, "tiles": TILES}
+QUICK = (("leapfrog", "registers"), ("split", "tiles"))
 
 
-# An integrator changes the force and the numbers of a step, which programs with few and with many
-# threads each compute in one place: one form of both, each with an integrator, is enough.
+# An integrator changes the force and the numbers of a step, which both forms of a program compute
+# in one place: each form with an integrator is enough.
 @pytest.mark.parametrize(
     ("integrator", "form"),
     [
@@ -168,12 +169,12 @@ def test_it_draws_what_the_plain_kernel_draws(
 @SLOW
 def test_no_row_need_be_certain(bare, begun, x64):
     _, record = run_plain(bare, begun)
-    off = furthest(record, run_fused(bare, replace(fused_of(bare), **PHASED), begun)[1])
+    off = furthest(record, run_fused(bare, replace(fused_of(bare), **FORMS["tiles"]), begun)[1])
     assert 0 < off.pop("position") < 1e-5
     assert max(off.values()) < 1e-4
 
 
-@pytest.mark.parametrize("form", ["registers", "phases"])
+@pytest.mark.parametrize("form", FORMS)
 def test_rows_that_are_slightly_off_are_noticed(plan, begun, truth, table, form, x64):
     """Negative control: outcomes that differ by a hundredth change the draws."""
     progress, keys = begun
@@ -222,7 +223,7 @@ def test_the_front_door_takes_it(monkeypatch):
     assert thinned.tuning["path"] == {"value": "plain", "why": "draws are thinned"}
 
 
-@pytest.mark.parametrize("form", ["registers", "phases"])
+@pytest.mark.parametrize("form", FORMS)
 def test_iterations_beyond_the_count_are_left_out(plan, begun, truth, table, form, x64):
     settled = replace(fused_of(plan), **FORMS[form])
     rows = table if form == "registers" else None
@@ -230,11 +231,11 @@ def test_iterations_beyond_the_count_are_left_out(plan, begun, truth, table, for
     assert np.allclose(state.state.z, truth[1][POSITION][:, 1], atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, PHASED], ids=["registers", "phases"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["plan", pytest.param("bare", marks=SLOW)])
-def test_it_is_lowered_for_a_gpu(kind, settings, begun, request, x64, a_gpu):
+def test_it_is_lowered_for_a_gpu(kind, form, begun, request, x64, a_gpu):
     plan = request.getfixturevalue(kind)
-    settled = replace(fused_of(plan), interpret=False, **settings)
+    settled = replace(fused_of(plan), interpret=False, **FORMS[form])
     state, keys = begun
     words = words_of_iterations(keys, np.arange(LENGTH))
 

@@ -10,7 +10,6 @@ precision, so that n times their rounding error stays small.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,20 +25,18 @@ from modicum.kernels.energy_conserving import (
     EnergyConservingState,
     certain_rows,
 )
-from modicum.kernels.fused import few_threads, many_threads
-from modicum.kernels.fused.sizes import (
+from modicum.kernels.fused.program import (
     ETA,
     EXTRAS,
     OUTCOME,
-    PIECE,
     SCALE,
     STATS,
     TAYLOR,
-    PhasedShape,
     Shape,
     at_least,
     at_most,
     pieces,
+    run,
 )
 from modicum.kernels.likelihood_estimates import EMPTY
 from modicum.kernels.moves import DIVERGENT, HMCMove, PathChances
@@ -47,15 +44,9 @@ from modicum.kernels.protocols import Draw, RowRequest, carried_fields
 from modicum.kernels.remainder import TERMS
 from modicum.models.model import Batch
 
-IN_REGISTERS = 2**11  # largest subsample, in floats, that a program of few threads holds
-HELD = 5 * 2**12  # largest subsample, in floats, that a program of many threads holds
-PER_WARP = 5 * 2**10  # floats per warp in a program of many threads
+IN_REGISTERS = 2**11  # largest subsample, in floats, that a program holds
 TILE = 2**11  # floats read at a time if the subsample does not fit
 TOGETHER = 2**16  # rows of a table that are prepared at a time
-PROGRAMS: dict[type, Callable[..., None]] = {
-    Shape: few_threads.run,
-    PhasedShape: many_threads.run,
-}
 
 
 @dataclass(frozen=True)
@@ -76,13 +67,10 @@ class FusedKernel:
         Number of certainty rows.
     interpret
         Whether to run the program without a GPU, operation by operation.
-    registers, held
-        Largest subsamples, in floats, that a program of few threads (including certainty rows read
-        beside it) and a program of many threads hold.
+    registers
+        Largest subsample, in floats, that a program holds, including certainty rows read beside it.
     tile
         Floats read at a time from a subsample that is not held.
-    warps
-        Warps of a program of many threads; 0: as many as its subsample needs.
     """
 
     plain: EnergyConservingKernel
@@ -91,26 +79,19 @@ class FusedKernel:
     certain: int = 0
     interpret: bool = False
     registers: int = IN_REGISTERS
-    held: int = HELD
     tile: int = TILE
-    warps: int = 0
 
-    def shape(self, size: int) -> Shape | PhasedShape:
-        """Choose the program and its sizes for `size` parameters."""
-        certain = self.certain
+    def shape(self, size: int) -> Shape:
+        """Choose the sizes of the program for `size` parameters."""
         widths, places = pieces(size), at_least(self.plain.subsample)
-        width, number = sum(widths), -(-size // PIECE)
+        width = sum(widths)
         # certainty rows are read beside the subsample, and must leave room for it
         certain_tile = min(at_most(self.tile // width), places, 32)
-        common = (self.plain.subsample, self.plain.block, self.plain.refreshes, self.ddof)
-        is_small = (places + (certain_tile if certain else 0)) * width <= self.registers
-        held = places * number * PIECE
-        if not is_small and held <= self.held:
-            warps = self.warps or at_least(-(-held // PER_WARP))
-            return PhasedShape(*common, number, certain, warps)
+        is_small = (places + (certain_tile if self.certain else 0)) * width <= self.registers
         tile = places if is_small else at_most(self.tile // width)
         certain_tile = min(certain_tile, tile)
-        padded = -(-certain // certain_tile) * certain_tile
+        padded = -(-self.certain // certain_tile) * certain_tile
+        common = (self.plain.subsample, self.plain.block, self.plain.refreshes, self.ddof)
         return Shape(*common, widths, padded, tile, certain_tile)
 
     def numbers(self, size: int) -> tuple[int, int]:
@@ -195,8 +176,8 @@ class FusedKernel:
         of_chain = jax.vmap(partial(self.script, context=context), in_axes=(0, None))
         *_, steps, _ = script = jax.vmap(of_chain)(keys, step_size)
         inputs = self.inputs(script, state, fresh, count, context)
-        positions, stats, last, places, *_ = self.launch(shape, length, inputs)
-        at = places.reshape(len(places), -1)[:, : shape.subsample, None]
+        positions, stats, last, places = self.launch(shape, length, inputs)
+        at = places[:, : shape.subsample, None]
         held = jnp.take_along_axis(inputs[1], at, axis=1)
         chosen = _cached_rows(held, state.subsample, size, shape.width)
         z = last[:, :size].astype(jnp.float64)
@@ -224,24 +205,15 @@ class FusedKernel:
         certain = jnp.zeros((1, pool.shape[2]), jnp.float32)
         if context.certain is not None:
             certain = _pool_rows(context.certain, width)
-            certain = _padded(certain, shape.certain_places, axis=0)
+            certain = _padded(certain, shape.certain, axis=0)
         which, chance, momentum, *others = script
-        both = jnp.stack([count.astype(jnp.int32), jnp.int32(0)])  # `ManyThreads` explains the 0
         inputs = (
-            *(both, pool, certain, which, chance, _padded(momentum, width), *others),
+            *(count[None], pool, certain, which, chance, _padded(momentum, width), *others),
             *(_padded(state.z, width), _padded(context.proxy.a, width)),
         )
-        inputs = tuple(x.astype(jnp.float32 if x.dtype.kind == "f" else jnp.int32) for x in inputs)
-        if shape.scratch:
-            own, last = pool[:, : shape.subsample, width:], certain[: shape.certain, width:]
-            alike = jnp.broadcast_to(last, (chains, *last.shape))
-            fields = own if context.certain is None else jnp.concatenate([own, alike], axis=1)
-            inputs = (*inputs, jnp.swapaxes(_padded(fields, shape.row_lines[-1], axis=1), 1, 2))
-        return inputs
+        return tuple(x.astype(jnp.float32 if x.dtype.kind == "f" else jnp.int32) for x in inputs)
 
-    def launch(
-        self, shape: Shape | PhasedShape, length: int, inputs: tuple[jax.Array, ...]
-    ) -> list[jax.Array]:
+    def launch(self, shape: Shape, length: int, inputs: tuple[jax.Array, ...]) -> list[jax.Array]:
         """Run one program per chain; return positions, statistics, last positions and places."""
         chains = inputs[1].shape[0]
         width, shared = shape.width, {0, 2, 10}  # inputs common to all chains
@@ -257,11 +229,8 @@ class FusedKernel:
             jax.ShapeDtypeStruct((chains, length, width), jnp.float32),
             jax.ShapeDtypeStruct((chains, length, STATS), jnp.float32),
             jax.ShapeDtypeStruct((chains, width), jnp.float32),
-            jax.ShapeDtypeStruct((chains, *shape.row_lines), jnp.int32),
+            jax.ShapeDtypeStruct((chains, shape.places), jnp.int32),
         ]
-        if shape.scratch:
-            outputs.append(jax.ShapeDtypeStruct((chains, *shape.scratch), jnp.float32))
-        run = PROGRAMS[type(shape)]
         call = pl.pallas_call(
             partial(run, self.residuals, shape, self.move.split, self.interpret),
             out_shape=outputs,

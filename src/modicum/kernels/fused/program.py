@@ -11,18 +11,119 @@ beyond m are ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from modicum.kernels.control_variates import LinearTaylor
-from modicum.kernels.fused.sizes import FIELDS, Memory, Ref, Shape, at_least, gain_of, load
-from modicum.kernels.remainder import About
+from modicum.kernels.remainder import TERMS, About
 from modicum.runtime import Pytree
 
+Ref: TypeAlias = Any  # a reference to memory; JAX has no public name for it
 Vector: TypeAlias = tuple[jax.Array, ...]  # a vector of d numbers, piece by piece
+EXTRAS = 16  # room for a row's numbers after its columns: eta, y, scale and seven coefficients
+ETA, OUTCOME, SCALE, TAYLOR = 0, 1, 2, 3
+FIELDS = TAYLOR + TERMS  # extras in use
+STATS = 8  # room for statistics per iteration, of which six are in use
+PER_WARP = 2**11  # floats per warp
+
+
+class Memory(NamedTuple):
+    """Inputs of the program of a chain, and its outputs, which are the last four."""
+
+    count: Ref  # number of iterations to run
+    pool: Ref
+    certain: Ref
+    which: Ref  # blocks to be proposed anew
+    chance: Ref  # logs of the uniforms that accept these blocks
+    momentum: Ref
+    accept: Ref  # logs of the uniforms that accept trajectories
+    steps: Ref
+    drift: Ref  # half the step size, and the coefficients of z and p in a step
+    start: Ref  # z
+    slope: Ref  # a of the proxy
+    positions: Ref
+    stats: Ref
+    last: Ref  # z
+    places: Ref  # which row of the pool each place of the subsample holds
+
+
+# Sizes ------------------------------------------------------------------------------------
+
+
+def at_least(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def at_most(number: int) -> int:
+    """Return the largest power of two that is at most `number`; at least 1."""
+    return 1 << max(0, number.bit_length() - 1)
+
+
+def pieces(size: int) -> tuple[int, ...]:
+    """Split `size` columns into powers of two: one, or two if that wastes less.
+
+    Examples
+    --------
+    >>> pieces(29), pieces(151), pieces(55), pieces(3)
+    ((32,), (128, 32), (64,), (16,))
+    """
+    whole = max(16, at_least(size))
+    first = whole // 2
+    if size <= 32 or first + max(16, at_least(size - first)) >= whole:
+        return (whole,)
+    return first, max(16, at_least(size - first))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a program, which holds a small subsample, or reads a large one tile by tile."""
+
+    subsample: int  # m
+    block: int  # rows of a block
+    refreshes: int
+    ddof: int
+    widths: tuple[int, ...]  # widths of the pieces of columns
+    certain: int  # certainty rows, padded to whole tiles
+    tile: int  # rows of the subsample that are read at a time
+    certain_tile: int
+
+    def variance(self, squares: jax.Array) -> jax.Array:
+        """sigma-hat^2, from the sum of squares of D about its mean."""
+        return squares / (self.subsample * (self.subsample - self.ddof))
+
+    @property
+    def width(self) -> int:
+        """Columns of a row, including padding."""
+        return sum(self.widths)
+
+    @property
+    def slices(self) -> list[Any]:  # of Pallas, which has no public type for them
+        """Slices of a vector's pieces in memory."""
+        return [pl.ds(sum(self.widths[:k]), width) for k, width in enumerate(self.widths)]
+
+    @property
+    def places(self) -> int:
+        """Places of the subsample, a power of two."""
+        return at_least(self.subsample)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles read per evaluation; with 1, the subsample is held in registers."""
+        return -(-self.subsample // self.tile)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a program."""
+        held = self.tile * self.width
+        return min(8, at_least(-(-held // PER_WARP)))
+
+
+# The program ------------------------------------------------------------------------------
 
 
 class Estimated(NamedTuple):
@@ -92,8 +193,8 @@ def _placed(new: jax.Array, old: jax.Array, chosen: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class FewThreads:
-    """The program of one chain, whose threads compute everything together.
+class Chain:
+    """The program of one chain.
 
     Parameters
     ----------
@@ -134,9 +235,9 @@ class FewThreads:
 
         def entries(at: Ref, kept: jax.Array | None) -> jax.Array:
             if kept is None or new is None:
-                return load(at)
+                return plgpu.load(at)
             mask = new if kept.ndim == 1 else jnp.broadcast_to(new[:, None], kept.shape)
-            return load(at, mask, kept)
+            return plgpu.load(at, mask=mask, other=kept)
 
         columns, start = [], 0
         for k, width in enumerate(self.shape.widths):
@@ -349,14 +450,18 @@ class FewThreads:
 
         end, q = jax.lax.fori_loop(jnp.int32(0), steps, leap, (start, p))
         energy = 0.5 * _dot(q, q) - self.log_density(end)
-        gain = gain_of(0.5 * _dot(p, p) - self.log_density(start), energy)
+        gain = 0.5 * _dot(p, p) - self.log_density(start) - energy
+        lost = ~(jnp.abs(energy) < jnp.inf) | (gain != gain)  # NaN is never accepted
+        gain = jnp.where(lost, -jnp.inf, gain)
         taken = chance < gain
         there: Here = jax.tree.map(lambda x, y: jnp.where(taken, x, y), end, start)
         now = there.estimated
         for s, piece in zip(self.shape.slices, there.z, strict=True):
             memory.positions[t, s] = piece
         variance = self.shape.variance(now.squares)
-        memory.record(t, self.log_density(there), accepted, now.mean, variance, gain, energy)
+        record = (self.log_density(there), accepted, now.mean, variance, gain, energy)
+        for k, value in enumerate(record):
+            memory.stats[t, k] = value
         return there, subsample
 
 
@@ -364,7 +469,7 @@ def run(residuals: LinearTaylor, shape: Shape, split: bool, interpret: bool, *re
     """Run all iterations of one chain; `refs` are those of `Memory`."""
     memory = Memory(*refs)
     a, z = (tuple(ref[s] for s in shape.slices) for ref in (memory.slope, memory.start))
-    chain = FewThreads(residuals, shape, split, interpret, memory, a)
+    chain = Chain(residuals, shape, split, interpret, memory, a)
     everywhere = jnp.arange(shape.places, dtype=jnp.int32)
     row_ids = jnp.where(everywhere < shape.subsample, everywhere, 0)
     rows = chain.read(memory.pool, row_ids) if shape.tiles == 1 else None
