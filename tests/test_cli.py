@@ -326,6 +326,15 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     assert "add --overwrite" in refused(
         "predict", out, tmp_path / "new.parquet", "--out", tmp_path / "p.csv"
     )
+    new.assign(id=[f"00{i}" for i in range(7)], upper=1).to_csv(tmp_path / "ids.csv", index=False)
+    to = ["predict", out, tmp_path / "ids.csv", "--out", tmp_path / "ids.parquet"]
+    assert run(*to, "--keep", "id,ward", "--quantiles", "0.5").exit_code == 0
+    kept = pd.read_parquet(tmp_path / "ids.parquet")
+    assert kept.columns.tolist() == ["id", "ward", "mean", "lower", "upper", "50%"]
+    assert kept["id"][6] == "006"  # a name, not the number 6
+    np.testing.assert_allclose(kept["50%"], post.predict(new, quantiles=0.5).quantiles[0.5])
+    for option, why in (("--keep=idd", "did you mean 'id'"), ("--keep=upper", "rename yours")):
+        assert why in refused(*to, "--overwrite", option)
     new.assign(ward="Z").to_parquet(tmp_path / "new.parquet")
     nowhere = tmp_path / "missing" / "q.csv"
     said = refused("predict", out, tmp_path / "new.parquet", "--out", nowhere)

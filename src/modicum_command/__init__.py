@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from types import FrameType
 
 __all__ = ["after_a_stop", "main", "stop_line", "unwatch", "watch"]
 
 SHOW_CURSOR = "\r\x1b[K\x1b[?25h"  # and clear the line that a bar was drawn on
-QUICK = {"--help", "-h", "--version", "--quiet", "-q"}  # with these, nothing is said of imports
 
 ADDRESS_SPACE = 3_500_000_000  # of JAX, pyarrow and their threads; little of it is ever touched
 ADDRESS_SPACE_PER_CORE = 100_000_000
@@ -34,14 +32,8 @@ def main() -> None:
     """Run the command line."""
     _refuse_small_limit()
     watch()
-    someone_waits = sys.stderr is not None and sys.stderr.isatty()
-    saying = someone_waits and len(sys.argv) > 1 and not QUICK & set(sys.argv)
-    if saying:
-        _write("Starting ...")
     from modicum.cli import main as run
 
-    if saying:
-        _write("\r\x1b[K")
     run()
 
 

@@ -42,6 +42,17 @@ def test_all_draws_are_the_exact_posterior():
     assert len(found) == 1_001
 
 
+def test_quantiles_on_request():
+    post = make(predictor=three_classes)
+    outcome = X @ post["beta"].reshape(-1, 2).T
+    columns = post.predict({"x": X}, quantiles=[0.025, 0.5]).columns()
+    assert list(columns)[:5] == ["mean[0]", "lower[0]", "upper[0]", "2.5%[0]", "50%[0]"]
+    np.testing.assert_allclose(columns["2.5%[1]"], np.quantile(2 * outcome, 0.025, axis=1))
+    assert not np.allclose(columns["2.5%[1]"], columns["lower[1]"])  # that of 5%
+    for wrong in (1.5, "half", [0.5, np.nan]):
+        refused(SettingError, "probabilities from 0 to 1", post.predict, {"x": X}, quantiles=wrong)
+
+
 @pytest.mark.parametrize("predictor", [linear, three_classes])
 def test_rows_are_predicted_in_pieces_as_they_are_alone(predictor):
     """Five thousand rows at a thousand draws are several chunks, of one number or three."""

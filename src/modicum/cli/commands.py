@@ -32,6 +32,7 @@ from modicum.cli.fitting import (
     require_path,
     result_folder,
     sample_rows,
+    split,
     write_results,
 )
 from modicum.cli.output import (
@@ -41,6 +42,7 @@ from modicum.cli.output import (
     debugging,
     describe_rows,
     errors,
+    numbers,
     one_sentence,
     print_warnings,
     saved_posterior,
@@ -48,6 +50,7 @@ from modicum.cli.output import (
     summary_json,
     summary_table,
     with_rows,
+    word,
     write_predictions,
 )
 from modicum.files import place_name
@@ -55,6 +58,9 @@ from modicum.fit import model_for, origin_of
 from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
 from modicum.models.families.links import LINKS
+from modicum.posterior.fit_rows import Groups as HowGroups
+from modicum.posterior.predict import NewGroups
+from modicum.rows.formula import NewLevels
 from modicum.rows.reading import TableFiles
 from modicum.run.checkpoint import Checkpoint
 from modicum.sample import RunSettings
@@ -444,6 +450,14 @@ def predict(
         str | None,
         typer.Option(help="Predict chances of survival instead: beyond these times, as 30,90,365."),
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Columns of DATA to write beside the predictions, as id,date."),
+    ] = None,
+    quantiles: Annotated[
+        str | None,
+        typer.Option(help="Further quantiles of the expected outcome, as 0.025,0.5,0.975."),
+    ] = None,
     encoding: Encoding = "utf-8",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     prob: Prob = 0.9,
@@ -452,13 +466,27 @@ def predict(
     """Predict the expected outcome of every row of a table, with an interval.
 
     RUN must be a fit with a formula. The file will have one row per row of DATA, in the same order:
-    the mean and the ends of the interval.
+    the columns named by `--keep`, the mean, the ends of the interval, and the quantiles.
     """
     with one_sentence():
         check_prob(prob)
         require_path(data)
         post = with_rows(saved_posterior(run), run)
-        settings = (draws, prob, newlevels, groups, newgroups, times, encoding, overwrite)
-        rows = write_predictions(post, data, out, *settings)
+        rows = write_predictions(
+            post,
+            data,
+            out,
+            split(keep),
+            encoding,
+            overwrite,
+            draws=draws,
+            prob=prob,
+            newlevels=word("--newlevels", newlevels, NewLevels),
+            groups=None if groups is None else word("--groups", groups, HowGroups),
+            newgroups=None if newgroups is None else word("--newgroups", newgroups, NewGroups),
+            kind="mean" if times is None else "survival",
+            times=numbers("--times", times, "30,90,365"),
+            quantiles=numbers("--quantiles", quantiles, "0.025,0.5,0.975") or (),
+        )
         say = console(quiet)
         say.print(f"Wrote {rows:,} predictions to {escape(str(out))}.", highlight=False)

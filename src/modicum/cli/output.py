@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,10 @@ from rich.table import Table
 from modicum.errors import DataError, ModicumError, SettingError, as_options
 from modicum.files import place_name, require_writable, whole_file
 from modicum.posterior import Posterior
-from modicum.posterior.fit_rows import Groups
-from modicum.posterior.predict import NewGroups
 from modicum.rows import Rows
-from modicum.rows.formula import NewLevels
 from modicum.rows.reading import TableFiles
+from modicum.rows.sources import require_columns
+from modicum.rows.tables import open_table
 from modicum.run.interrupt import within_limits
 from modicum_command import stop_line
 
@@ -232,20 +231,27 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | bool | int | float | dict)
 
 
+def numbers(option: str, given: str | None, example: str) -> list[float] | None:
+    """Return the numbers given with an option, separated by commas as in the example."""
+    try:
+        return None if given is None else [float(number) for number in given.split(",")]
+    except ValueError:
+        wrong = f"{option} must be numbers such as {example}, not {given}."
+        raise SettingError(wrong) from None
+
+
 def write_predictions(
     post: Posterior,
     data: str,
     out: Path,
-    draws: int | None,
-    prob: float,
-    newlevels: str,
-    groups: str | None,
-    newgroups: str | None,
-    times: str | None,
+    keep: Sequence[str],
     encoding: str,
     overwrite: bool,
+    **settings: Any,  # of `Posterior.predict`, which checks them
 ) -> int:
-    """Predict every row of files, write mean and interval, and return the number of rows."""
+    """Predict every row of files, write kept columns and predictions, and return how many."""
+    import pyarrow as pa
+
     kind = out.suffix.lower()
     if kind not in FILE_TYPES:
         raise SettingError(f"--out must end in one of {', '.join(FILE_TYPES)}, not {out}.")
@@ -257,24 +263,30 @@ def write_predictions(
             "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
             "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
         )
-    try:
-        at = None if times is None else [float(time) for time in times.split(",")]
-    except ValueError:
-        raise SettingError(f"--times must be numbers such as 30,90,365, not {times}.") from None
-    predicted = post.predict(
-        TableFiles((data,), encoding),
-        draws=draws,
-        prob=prob,
-        newlevels=word("--newlevels", newlevels, NewLevels),
-        groups=None if groups is None else word("--groups", groups, Groups),
-        newgroups=None if newgroups is None else word("--newgroups", newgroups, NewGroups),
-        kind="mean" if at is None else "survival",
-        times=at,
-    )
+    kept = _kept_columns(data, encoding, keep)
+    predicted = post.predict(TableFiles((data,), encoding), **settings)
+    columns = predicted.columns()
+    for name in keep:
+        if name in columns:
+            raise SettingError(
+                f"--keep {name}: the predictions have a column of that name: rename yours."
+            )
+    _write(pa.table({**kept, **columns}), out, kind)
+    return len(predicted)
+
+
+def _kept_columns(data: str, encoding: str, names: Sequence[str]) -> dict[str, pa.ChunkedArray]:
+    """Read columns of files as they are; those of CSV files as text, so that 007 stays 007."""
     import pyarrow as pa
 
-    _write(pa.table(predicted.columns()), out, kind)
-    return len(predicted)
+    if not names:
+        return {}
+    source = open_table(data, encoding, as_text=names)
+    require_columns(place_name(data), names, source.names)
+    batches = (batch.select(names) for batch in source.batches(names))
+    schema = pa.schema(zip(names, source.types(names), strict=True))  # there may be no batch
+    table = pa.Table.from_batches(batches, schema)
+    return dict(zip(names, table.columns, strict=True))
 
 
 def _write(table: pa.Table, out: Path, kind: str) -> None:

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from modicum.arguments import names_checked
-from modicum.errors import DataError, ModicumWarning, SettingError, argument, warn, whole_number
+from modicum.errors import (
+    DataError,
+    ModicumWarning,
+    SettingError,
+    argument,
+    is_number,
+    warn,
+    whole_number,
+)
 from modicum.files import require_writable, within_disk
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import ModelPredictor, length_of, prior_draws
@@ -82,6 +90,8 @@ class Prediction:
         Index of the pandas frame that was predicted, for `to_frame`.
     mcse_mean
         Monte Carlo error of each `mean`, from the number of draws used.
+    quantiles
+        Further quantiles of the expected outcome, by their probabilities.
 
     Examples
     --------
@@ -104,13 +114,15 @@ class Prediction:
     classes: tuple[str, ...] = ()
     index: pd.Index | None = field(default=None, repr=False)
     mcse_mean: np.ndarray | None = None
+    quantiles: dict[float, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.mean)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Return mean and ends of the interval by name, for each class if there are several."""
+        """Return mean, ends of the interval and quantiles ("2.5%"), of each class if several."""
         ends = {"mean": self.mean, "lower": self.lower, "upper": self.upper}
+        ends |= {f"{100 * p:g}%": values for p, values in self.quantiles.items()}
         if self.mean.ndim == 1:
             return ends
         count = self.mean.shape[1]
@@ -139,6 +151,7 @@ def predict(
     newgroups: NewGroups | None = None,
     kind: PredictionKind = "mean",
     times: Sequence[float] | float | None = None,
+    quantiles: Sequence[float] | float = (),
 ) -> Prediction:
     """Predict the expected outcome of each row, with an interval of probability `prob`.
 
@@ -176,13 +189,15 @@ def predict(
         each of the `times`: the result then has a column per time.
     times
         Times, or other values of the outcome, for kind="survival".
+    quantiles
+        Probabilities of further quantiles of the expected outcome, such as [0.025, 0.5, 0.975].
     """
     predictor, names = None, post.class_names()
     if kind != "mean" or times is not None:
         predictor = survival_predictor(post, kind, times)
         names = tuple(f"{time:g}" for time in predictor.times or ())
     prepared = Prepared.of(post, rows, draws, newlevels, groups, newgroups, predictor)
-    return mixed_prediction([prepared], [1.0], prob, rows, names)
+    return mixed_prediction([prepared], [1.0], prob, rows, names, quantiles)
 
 
 class Prepared(NamedTuple):
@@ -242,11 +257,15 @@ def mixed_prediction(
     prob: float,
     rows: RowsLike,
     classes: tuple[str, ...],
+    quantiles: Sequence[float] | float = (),
 ) -> Prediction:
     """Predict each row by a mixture of fits with these shares: mean, interval and error."""
     check_interval(prob)
+    probabilities = np.atleast_1d(quantiles).tolist()
+    if not all(is_number(p) and 0 <= p <= 1 for p in probabilities):
+        raise SettingError(f"quantiles must be probabilities from 0 to 1, not {quantiles!r}.")
     total, parts = sum(fit.weights.size for fit in fits), []
-    ends, weights = [(1 - prob) / 2, (1 + prob) / 2], [fit.weights for fit in fits]
+    at, weights = [(1 - prob) / 2, (1 + prob) / 2, *probabilities], [fit.weights for fit in fits]
     mixed = [share * normalised(w) for share, w in zip(shares, weights, strict=True)]
     joined = weights[0] if len(fits) == 1 else np.concatenate(mixed, axis=1)
     unequal = None if are_equal(joined) else joined
@@ -256,13 +275,14 @@ def mixed_prediction(
         averages, singles = (np.concatenate(each) for each in zip(*pieces, strict=True))
         each = [weighted_mcse(a[None], w) for (a, _), w in zip(pieces, weights, strict=True)]
         error = np.sqrt(sum((s * e) ** 2 for s, e in zip(shares, each, strict=True)))
-        interval = weighted_quantile(singles[None], unequal, ends)
-        parts.append(np.stack([weighted_mean(averages[None], unequal), *interval, error]))
-    mean, lower, upper, error = np.concatenate(parts, axis=1)
+        ends = weighted_quantile(singles[None], unequal, at)
+        parts.append(np.stack([weighted_mean(averages[None], unequal), error, *ends]))
+    mean, error, lower, upper, *asked = np.concatenate(parts, axis=1)
     _check_finite(mean, joined)
     is_frame = library(rows) == "pandas" and is_table(rows)
     index = getattr(rows, "index", None) if is_frame else None
-    return Prediction(mean, lower, upper, prob, total, classes, index, error)
+    by_probability = dict(zip(probabilities, asked, strict=True))
+    return Prediction(mean, lower, upper, prob, total, classes, index, error, by_probability)
 
 
 def in_pieces(
