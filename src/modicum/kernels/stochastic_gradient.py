@@ -63,8 +63,9 @@ class Exponential(Selector):
 
     Batches are weighted by how well their step matches the step of the full gradient,
     p_I ~ exp(|x + a_I|^2 / 2) (eq. 4). To first order this increases the friction to balance the
-    noise of the batch, so that the momentum keeps its temperature. It does not reduce the variance
-    of the gradient. The chain starts from a uniform batch.
+    noise of the batch, so that the momentum keeps its temperature. The variance of the gradient
+    grows as long as weights are even, and falls, in exchange for a bias, where they concentrate on
+    a few rows (large h or n). The chain starts from a uniform batch.
 
     Parameters
     ----------
