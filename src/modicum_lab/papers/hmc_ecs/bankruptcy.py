@@ -42,6 +42,7 @@ from modicum_lab.papers.hmc_ecs.tables import (
     full_cost,
     monte_carlo_error,
     relative_table,
+    rule_table,
     stochastic_gradients_cost,
     too_large,
 )
@@ -104,6 +105,7 @@ def tables_3_4(scale: Scale, seed: int) -> Result:
             data,
             relative_table("table-3", BANKRUPTCY, fits, note),
             efficiency_table("table-4", BANKRUPTCY, fits, note),
+            rule_table(BANKRUPTCY, fits[PERTURBED], size.rows, note),
             *([calibration_table(fits[SCHEDULE], size.rows, note)] if SCHEDULE in fits else []),
         ),
         settings=settings_of(data, all_fits, size.chains),

@@ -51,6 +51,7 @@ from modicum_lab.papers.hmc_ecs.tables import (
     full_cost,
     monte_carlo_error,
     relative_table,
+    rule_table,
     stochastic_gradients_cost,
     too_large,
 )
@@ -110,6 +111,7 @@ def tables_1_2(scale: Scale, seed: int) -> Result:
             data,
             relative_table("table-1", HIGGS, fits, f"Data: {data.description}."),
             efficiency_table("table-2", HIGGS, fits, f"Data: {data.description}."),
+            rule_table(HIGGS, fits[PERTURBED], size.rows, f"Data: {data.description}."),
         ),
         settings=settings_of(data, all_fits, size.chains),
         ledger=ledger_of(all_fits),

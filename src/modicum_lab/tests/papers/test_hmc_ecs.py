@@ -28,14 +28,16 @@ from modicum_lab.papers.hmc_ecs.tables import (
     bias_claim,
     calibration_table,
     full_data_ratio,
+    optimal_products,
     relative_table,
+    rule_table,
 )
 from modicum_lab.papers.pages import write_page
 from modicum_lab.papers.references import TABLES, reference
 
 NAMES = {
     *("tables-1-2", "figures-1-3", "tables-3-4", "figures-4-6"),
-    *("figure-7", "figures-8-9", "rows-compared"),
+    *("figure-7", "figures-8-9", "rows-compared", "equation-4-6"),
 }
 
 
@@ -55,6 +57,22 @@ def test_every_experiment_of_the_paper_is_there():
 
 
 # Measures of a fit -------------------------------------------------------------------------
+
+
+def test_the_best_lambda_is_a_few_deviations():
+    ratios = [optimal_products(s, 0.01) / s for s in (10.0, 30.0, 100.0)]
+    assert all(2.9 < ratio < 4.5 for ratio in ratios), ratios
+    assert optimal_products(10.0, 1.0) > optimal_products(10.0, 0.01)  # all products drawn anew
+
+
+def test_m_and_lambda_follow_from_the_variance_along_the_chain():
+    fit = made("a", np.zeros((1, 50, 1)), 1)
+    fit.post.tuning["subsample"] = {"value": 1_000, "why": ""}
+    fit.post.stats["variance_estimate"] = np.full((1, 50), 30.0)
+    m, products = rule_table(HIGGS, fit, 1_000, "").rows
+    assert m[1] == 1_300
+    assert m[2] == pytest.approx(30_000 / 232, abs=2)
+    assert products[1:3] == [100, optimal_products(np.sqrt(1_000), 0.01)]
 
 
 def test_costs_are_those_of_one_chain():
@@ -279,7 +297,7 @@ def test_step_size_falls_with_the_dimension(tmp_path):
 def test_tables_1_2(tmp_path, monkeypatch):
     whole = replace(SIZES["smoke"], rows=100_000, draws=1_000, to_see_that_it_runs=False)
     monkeypatch.setitem(SIZES, "smoke", whole)
-    relative, efficiency = run_smoke("tables-1-2", tmp_path).tables
+    relative, efficiency, _ = run_smoke("tables-1-2", tmp_path).tables
     found = columns_of(relative)
     median = dict(zip(found["method"], found["RCT median"], strict=True))
     assert 1 < median["SG-HMC"] < median["SGLD, stable step"]
@@ -298,7 +316,7 @@ def test_tables_1_2(tmp_path, monkeypatch):
 def test_other_experiments_run(name, tmp_path):
     result = run_smoke(name, tmp_path)
     assert all(len(table.rows) > 0 for table in result.tables)
-    if name != "rows-compared":  # the one with real outcomes
+    if name not in {"rows-compared", "equation-4-6"}:  # real outcomes, and none of the paper's
         tables = [table for table in result.tables if table.name != "in-words"]
         assert all("stand-in" in table.note for table in tables)
         assert all(table.title.endswith(", stand-in rows") for table in result.tables)
