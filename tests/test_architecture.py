@@ -72,7 +72,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "Digest": 9,
     "Horseshoe": 7,
     "ColumnArray": 6,
-    "ModelPredictor": 4,
+    "ModelPredictor": 3,
     "EnergyConservingKernel": 2,
     "Anchor": 3,
     "GroupTaylor": 3,

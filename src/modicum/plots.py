@@ -19,9 +19,8 @@ from modicum.posterior.exactness import residual_sizes
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.group_effects import terms_of
 from modicum.posterior.marginal import by_class
-from modicum.posterior.ppc import new_axes, pyplot
+from modicum.posterior.ppc import new_axes, pyplot, survival_table
 from modicum.posterior.smooth_curves import smooths_of
-from modicum.posterior.survival import survival_table
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """scikit-learn estimators whose `fit` samples a posterior and keeps it as `posterior_`.
 
 The module needs scikit-learn (`pip install 'modicum[sklearn]'`), which no other module imports.
-Sampling warns as `mo.sample` does. Sparse matrices are accepted and converted, block by block, to
-one dense array, so that a fit needs memory for rows times columns floats.
+Sampling warns as `mo.sample` does. Sparse matrices are accepted and converted to a dense array,
+so that a fit needs memory for rows times columns floats.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ from modicum.models import (
 from modicum.models.families import PoissonRates, family_named
 from modicum.models.families.real import ScaleFamily
 from modicum.models.model import BaseModel
-from modicum.models.over_draws import ModelPredictor
 from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior
-from modicum.posterior.draws import affordable, thinned
 from modicum.posterior.fit_rows import aligned
-from modicum.posterior.predict import in_pieces
-from modicum.posterior.weighted import weighted_mean
+from modicum.posterior.outcomes import OutcomeDraws, in_pieces
+from modicum.posterior.weighted import weighted_mean, weighted_variance
 from modicum.rows import Rows
 from modicum.rows.sources import is_table
 from modicum.run.chains import ChainCount
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regressor"]
 
 Features: TypeAlias = Any  # arrays, sparse matrices, data frames
-BLOCK_FLOATS = 2**22  # entries of a sparse matrix made dense at a time
 NO_NOISE = 1e-6  # scale of outcomes without noise, in standard deviations of the outcome
 FIRST_ROWS = 10_000  # rows that this standard deviation is computed from
 
@@ -200,14 +197,8 @@ def _free_name(name: str, frame: pd.DataFrame) -> str:
 
 
 def _dense(X: Features) -> np.ndarray:
-    """Return X as a dense array; a sparse matrix is converted in blocks, to save memory."""
-    if not sparse.issparse(X):
-        return np.asarray(X)
-    out = np.empty(X.shape, X.dtype)
-    step = max(1, BLOCK_FLOATS // max(1, X.shape[1]))
-    for start in range(0, X.shape[0], step):
-        out[start : start + step] = X[start : start + step].toarray()
-    return out
+    """Return X as a dense array."""
+    return X.toarray() if sparse.issparse(X) else np.asarray(X)
 
 
 # Regression -------------------------------------------------------------------------------
@@ -241,10 +232,18 @@ class _Regression(RegressorMixin, _Estimator):  # type: ignore[misc]
         The latter is the standard deviation of a new outcome, including noise, as in
         scikit-learn's `BayesianRidge`.
         """
-        if not return_std:
-            return self._expected(X)
-        rows = self._rows_like(X)
-        return _predictive_moments(self.posterior_, rows)
+        expected = self._expected(X)
+        return (expected, self._noise(X)) if return_std else expected
+
+    def _noise(self, X: Features) -> np.ndarray:
+        """Return the standard deviation of new outcomes: Var(y) = Var(mean) + E(variance)."""
+        rows = aligned(self._rows_like(X), self.posterior_.fit_rows, False)
+        drawn = OutcomeDraws.affordable(self.posterior_, rows, None)
+        weights, variances = drawn.weights, []
+        for _, (mean, noise) in in_pieces(rows, weights.size, drawn.moments):
+            within = weighted_mean(noise[None], weights)
+            variances.append(weighted_variance(mean[None], weights) + within)
+        return np.sqrt(np.concatenate(variances))
 
 
 class Regressor(_Regression):
@@ -346,22 +345,6 @@ def _without_noise(family: LinearPredictorModel, rows: Rows) -> LinearPredictorM
         ),
     )
     return replace(family, scale=NO_NOISE * size)
-
-
-def _predictive_moments(post: Posterior, rows: Features) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of new outcomes: Var(y) = Var(mean) + E(variance)."""
-    predictor = post.restore_predictor()
-    assert isinstance(predictor, ModelPredictor), "`fit` sampled this posterior"
-    ready = aligned(rows, post.fit_rows, False, "refuse")
-    draws, weights = thinned(post, affordable(post, len(ready), None))
-    expected, variances = [], []
-    for batch, outcome in in_pieces(ready, weights.size, lambda b: predictor(draws, b)):
-        mean, noise = predictor.moments(predictor.predictors(draws, batch)[0])
-        centre = weighted_mean(mean[None], weights)
-        between = weighted_mean(((mean - centre) ** 2)[None], weights)
-        expected.append(weighted_mean(outcome[None], weights))
-        variances.append(between + weighted_mean(noise[None], weights))
-    return np.concatenate(expected), np.sqrt(np.concatenate(variances))
 
 
 class LinearRegression(_Regression):

@@ -100,9 +100,9 @@ def test_classes_are_drawn_by_their_probabilities():
 
 
 def test_outcomes_go_to_a_file_where_memory_would_not_hold_them(gaussian, tmp_path, monkeypatch):
-    from modicum.posterior import predict
+    from modicum.posterior import outcomes
 
-    monkeypatch.setattr(predict, "MOST_GIGABYTES", 1e-6)
+    monkeypatch.setattr(outcomes, "MOST_GIGABYTES", 1e-6)
     refused(SettingError, "draw fewer, or write them", gaussian.predictive, draws=10)
     there = gaussian.predictive(draws=10, out=tmp_path / "outcomes.npy")
     monkeypatch.undo()

@@ -7,7 +7,7 @@ from scipy import stats
 
 import modicum as mo
 from modicum.models.over_draws import ModelPredictor
-from modicum.posterior.survival import kaplan_meier, survival_table
+from modicum.posterior.ppc import kaplan_meier, survival_table
 
 TIMES = [0.0, 0.5, 2.0, 7.0]
 

@@ -334,7 +334,7 @@ def test_a_model_that_has_changed_since_is_refused():
 
 
 def test_rows_in_a_store_stream(tmp_path, monkeypatch):
-    from modicum.posterior import predict
+    from modicum.posterior import outcomes
 
     swapped = TABLE[["dose", "carrier", "age", "late"]]
     settings = {"outcome": "late", "categorical": {"carrier": "AA"}, "progressbar": False}
@@ -349,7 +349,7 @@ def test_rows_in_a_store_stream(tmp_path, monkeypatch):
             yield chunk
 
     monkeypatch.setattr(mo.Rows, "chunks", counting)
-    monkeypatch.setattr(predict, "CHUNK_BYTES", 8 * 60 * 100)
+    monkeypatch.setattr(outcomes, "CHUNK_BYTES", 8 * 60 * 100)
     post = posterior()
     sizes.clear()  # resolving its priors has read the rows of the fit
     found = post.predict(stored)

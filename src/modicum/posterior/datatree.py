@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,14 +15,14 @@ from modicum.models.over_draws import log_priors, prior_draws
 from modicum.posterior.draws import named_axes
 from modicum.posterior.fit_rows import AlignedRows
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.population import random_rows
-from modicum.posterior.predict import (
+from modicum.posterior.outcomes import (
     OutcomeDraws,
-    density_array,
+    density_pieces,
     known_effects,
     outcome_array,
     prior_outcome_draws,
 )
+from modicum.posterior.population import random_rows
 from modicum.random import Stream, generator
 
 if TYPE_CHECKING:
@@ -94,20 +94,22 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
     sampled = AlignedRows(rows.subset(ids), tuple(rows.fields))
     flat = {parameter: x.reshape(-1, *x.shape[2:]) for parameter, x in draws.items()}
     outcomes = {"observed_data": sampled.rows.slice(0, len(ids))[name]}
+    ones = np.ones((1, chains * number))
+    drawn = OutcomeDraws(flat, predictor, ones, known_effects(post, flat, sampled))
     with suppress(SettingError):  # a model that draws no outcomes
-        drawn = OutcomeDraws(flat, predictor, known_effects(post, flat, sampled))
         predictive = outcome_array(drawn, sampled, seed, None)
         outcomes["posterior_predictive"] = predictive.reshape(chains, number, *predictive.shape[1:])
         if prior is not None:
-            drawn, of_prior = prior_outcome_draws(predictor, prior, sampled, seed)
-            outcomes["prior_predictive"] = outcome_array(drawn, of_prior, seed, None)[None]
+            before = prior_outcome_draws(predictor, prior, sampled, seed)
+            outcomes["prior_predictive"] = outcome_array(*before, seed, None)[None]
     outcomes = _as_whole_numbers(outcomes)
     shape = outcomes["observed_data"].shape[1:]
     dims = (ROW, *(f"{name}_dim_{i}" for i in range(len(shape))))  # ArviZ's own default names
     by_draw = ("chain", "draw", *dims)
     tree["observed_data"] = xr.Dataset({name: (dims, outcomes["observed_data"])}, {ROW: ids})
     if model.integrated_group is None:  # else likelihoods are of groups, not rows
-        density = density_array(predictor, flat, sampled).reshape(chains, number, -1)
+        density = np.concatenate(list(density_pieces(drawn, sampled)), axis=1)
+        density = density.reshape(chains, number, -1)
         tree["log_likelihood"] = xr.Dataset({name: (by_draw[:3], density)}, coords | {ROW: ids})
     for group, at in (("posterior_predictive", coords), ("prior_predictive", {})):
         if group in outcomes:
@@ -181,16 +183,12 @@ def weight_name(weights: np.ndarray) -> str:
 
 def _attributes(post: FittedDraws) -> dict[str, str | int | float]:
     """Keep what netCDF can store of the settings, with the ledger's totals."""
-    try:
-        modicum_version = version("modicum")
-    except PackageNotFoundError:  # run from a source folder that was never installed
-        modicum_version = "unknown"
     plain = {k: v for k, v in post.settings.items() if isinstance(v, str | int | float)}
     attrs = {k: int(v) if isinstance(v, bool) else v for k, v in plain.items()}
     ledger = post.ledger
     attrs |= {
         "inference_library": "modicum",
-        "inference_library_version": modicum_version,
+        "inference_library_version": version("modicum"),
         "row_evaluations": ledger.evaluations,
         "data_passes": ledger.passes,
         "data_rows": ledger.rows,

@@ -244,15 +244,21 @@ def weights_of(source: Draws) -> np.ndarray:
     return np.ones(shape) if source.weights is None else source.weights
 
 
-def thinned(source: Draws, number: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def thinned(
+    source: Draws, number: int, purpose: str = ""
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return at most `number` draws, evenly spaced over all chains, and their weights (1, draws).
 
-    The choice is deterministic: a posterior always gives the same predictions.
+    The choice is deterministic: a posterior always gives the same predictions. For a `purpose` that
+    averages them, draws that are not finite are refused, and draws whose signs cancel.
     """
     total = source.chains * source.num_draws
     at = evenly_spaced(total, number)
-    subset = {k: v.reshape(total, *v.shape[2:])[at] for k, v in source.draws.items()}
-    return subset, weights_of(source).reshape(-1)[at][None]
+    weights = weights_of(source).reshape(-1)[at]
+    if purpose:
+        require_finite(source.draws, purpose)
+        require_positive_sum(weights, purpose)
+    return {k: v.reshape(total, *v.shape[2:])[at] for k, v in source.draws.items()}, weights[None]
 
 
 def evenly_spaced(total: int, number: int) -> np.ndarray:
@@ -298,19 +304,6 @@ def require_positive(weights: np.ndarray | None, purpose: str) -> None:
         )
 
 
-def averaged_draws(
-    source: Draws, number: int, purpose: str
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return at most `number` draws and their weights (draws,), if averages of them mean something.
-
-    Draws that are not finite are refused, and draws whose signs cancel.
-    """
-    require_finite(source.draws, purpose)
-    subset, (weights,) = thinned(source, number)
-    require_positive_sum(weights, purpose)
-    return subset, weights
-
-
 def require_positive_sum(weights: np.ndarray, purpose: str) -> None:
     """Refuse draws whose signs cancel, so that their averages are meaningless."""
     if not weights.sum() > 0:
@@ -336,6 +329,15 @@ def equal_places(
     start = generator(seed, Stream.RESAMPLING).random()
     at = np.searchsorted(edges, (np.arange(number) + start) / number * edges[-1])
     return np.asarray(np.minimum(at, total - 1))
+
+
+def equal_draws(source: Draws, number: int, seed: int, purpose: str) -> dict[str, np.ndarray]:
+    """Return equally weighted draws: evenly spaced, or resampled if their weights differ."""
+    require_finite(source.draws, purpose)
+    total = source.chains * source.num_draws
+    weights = None if source.weights is None else source.weights.reshape(-1)
+    at = equal_places(weights, total, number, seed, purpose)
+    return {name: x.reshape(total, *x.shape[2:])[at] for name, x in source.draws.items()}
 
 
 def resample(post: D, random_seed: int = 0) -> D:

@@ -28,7 +28,7 @@ from modicum.models.covariances import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Sums
 from modicum.passes.curvature import Curvature, curvature
-from modicum.posterior.draws import averaged_draws, require_positive_sum
+from modicum.posterior.draws import require_positive_sum, thinned
 from modicum.posterior.exactness import WORST_TAIL
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, sums_at
@@ -167,7 +167,7 @@ def log_evidence(
             "give every parameter a proper prior (mo.priors.Normal ...)."
         )
     total = post.chains * post.num_draws
-    subset, weights = averaged_draws(post, total, "the evidence")
+    subset, (weights,) = thinned(post, total, "the evidence")
     sums, draws = sums_at(post, rows, subset, progressbar)
     _require_enough(sums.target, total)
     bridge = np.zeros(total, bool)

@@ -36,12 +36,12 @@ from modicum.passes.pointwise import log_likelihoods
 from modicum.passes.pointwise import scores as log_posterior_scores
 from modicum.posterior.doubts import Warnings
 from modicum.posterior.draws import (
-    averaged_draws,
     evenly_spaced,
     named_axes,
     require_finite,
     require_positive,
     resample,
+    thinned,
 )
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, sums_at
@@ -331,7 +331,7 @@ def stein_discrepancy(
             "integrated out; hold them explicitly (groups='explicit')."
         )
     same = post.rows_of_fit(rows, PURPOSE)
-    subset, weights = averaged_draws(post, draws, PURPOSE)
+    subset, (weights,) = thinned(post, draws, PURPOSE)
     if weights.size < 2:
         raise SettingError(f"{PURPOSE} compares draws with each other, and there is only one.")
     subsample = None if subsample is None or subsample >= len(same) else subsample
@@ -367,8 +367,7 @@ def residual_sizes(
 ) -> np.ndarray:
     """Return the root mean square residual over draws, of up to `number` random rows."""
     rows = post.rows_of_fit(data, "a plot of residuals")
-    total = post.chains * post.num_draws
-    subset, weights = averaged_draws(post, total, "a plot of residuals")
+    subset, (weights,) = thinned(post, post.chains * post.num_draws, "a plot of residuals")
     sums, points = sums_at(post, rows, subset, progressbar=False)
     mean = np.average(points, axis=0, weights=weights)
     delta = points[evenly_spaced(len(points), draws)] - mean

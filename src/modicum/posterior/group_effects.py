@@ -19,7 +19,8 @@ outcomes are all equal.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ from modicum.posterior.draws import Draws, affordable, check_interval, thinned, 
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, flat_points
 from modicum.posterior.smooth_curves import smooth_table, smooths_of
-from modicum.posterior.summary import interval_columns
+from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import (
     normalised,
     tabulated,
@@ -261,19 +262,10 @@ def _frame(
     draws: int,
 ) -> pd.DataFrame:
     """Return a frame with one line per level, or per level and effect if there are several."""
-    import pandas as pd
-
-    columns = interval_columns(prob)
-    kinds = set(map(type, levels.tolist()))
-    if kinds <= {int, float} or kinds == {bool}:  # numbers join with a table's, objects do not
-        levels = np.asarray(levels.tolist())
-    index: pd.Index[Any] = pd.Index(levels, name=group)
-    names = effect_names(model, group)
-    if len(names) > 1:
-        index = pd.MultiIndex.from_product([levels, names], names=[group, "effect"])
-    frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
-    frame.attrs["draws"] = draws
-    return frame if size is None else frame.assign(rows=np.repeat(size, len(names)))
+    effects = effect_names(model, group)
+    parts = {group: levels.tolist()} | ({"effect": effects} if len(effects) > 1 else {})
+    frame = interval_table(table, product(*parts.values()), list(parts), prob, draws=draws)
+    return frame if size is None else frame.assign(rows=np.repeat(size, len(effects)))
 
 
 def group_levels(groups: GroupedRows) -> np.ndarray:
@@ -387,8 +379,6 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
     True
     """
-    import pandas as pd
-
     rows_of_fit = post.rows_if_any(rows, "an intraclass correlation")
     model = post.fitted_model()
     check_interval(prob)
@@ -408,9 +398,8 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     if len(shares) > 1:
         shares["all groups"] = sum(between.values()) / total
     x = np.stack(list(shares.values()), axis=-1)
-    table = tabulated(x, weights_of(post), prob)[:, :4]
-    index = pd.Index(list(shares), name="group")
-    return pd.DataFrame(table, index=index, columns=interval_columns(prob)[:4])
+    table = interval_table(tabulated(x, weights_of(post), prob), zip(shares), ["group"], prob)
+    return table.iloc[:, :4]
 
 
 def _group_variances(

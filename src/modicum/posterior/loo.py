@@ -45,11 +45,7 @@ from modicum.models.model import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums
 from modicum.passes.curvature import curvature
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
-from modicum.posterior.draws import (
-    Draws,
-    averaged_draws,
-    evenly_spaced,
-)
+from modicum.posterior.draws import Draws, evenly_spaced, thinned
 from modicum.posterior.evidence import NormalProposal, average, log_joint
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, sums_at
@@ -460,7 +456,7 @@ def _prepare(
     draws: int,
     progressbar: bool,
 ) -> _Prepared:
-    subset, weights = averaged_draws(source, draws, "leaving rows out")
+    subset, (weights,) = thinned(source, draws, "leaving rows out")
     counts = weights != 0
     if counts.sum() < FEWEST:
         raise SettingError(

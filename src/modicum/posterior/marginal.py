@@ -21,18 +21,12 @@ from scipy.special import ndtr, ndtri
 from modicum.errors import SettingError, whole_number
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import length_of
-from modicum.posterior.draws import affordable, check_interval, thinned
+from modicum.posterior.draws import check_interval
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
 from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.outcomes import CHUNK_BYTES, OutcomeDraws, with_groups
 from modicum.posterior.population import Population, population
-from modicum.posterior.predict import (
-    CHUNK_BYTES,
-    OutcomeDraws,
-    known_effects,
-    rows_behind,
-    with_groups,
-)
-from modicum.posterior.summary import interval_columns
+from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import (
     weighted_mcse,
     weighted_mean,
@@ -72,21 +66,15 @@ class Averages(NamedTuple):
         """Return columns that hold one value each."""
         return {name: _constant(value, len(self.rows)) for name, value in values.items()}
 
-    def of(self, *changes: Mapping[str, np.ndarray], run: np.ndarray | None = None) -> Average:
-        """Average over rows with columns changed, with their frequency weights.
-
-        Of two changes, the difference of the second from the first, divided by `run`.
-        """
-        draws, given = self.weights.size, self.constants(self.given)
-        settings = [self.rows.setting({**given, **change}) for change in changes]
+    def of(self, changes: Mapping[str, np.ndarray], run: np.ndarray | None = None) -> Average:
+        """Average over rows with columns changed and their weights; outcomes divided by `run`."""
         total, mass, first = np.zeros(()), 0.0, 0
         by_row, row_weights = [], []
-        for batches in zip(*(_pieces(setting, draws) for setting in settings), strict=True):
-            outcome = self.expected(batches[-1])
-            if len(batches) == 2:
-                outcome = outcome - self.expected(batches[0])
+        setting = self.rows.setting(self.constants(self.given) | dict(changes))
+        for batch in _pieces(setting, self.weights.size):
+            outcome = self.expected(batch)
             count = outcome.shape[1]
-            weight = np.asarray(batches[-1].get("weight", np.ones(count)), float)
+            weight = np.asarray(batch.get("weight", np.ones(count)), float)
             if run is not None:
                 scale = run[first : first + count].reshape(-1, *[1] * (outcome.ndim - 2))
                 outcome = outcome / scale
@@ -425,33 +413,24 @@ def _averages(
 ) -> Averages:
     """Return what to average over, to set these columns about `settings` times."""
     whole_number("subsample", subsample)
-    predictor = post.model_predictor()
-    by_formula = post.fit_rows is not None and post.fit_rows.encoding is not None
-    rows = None
-    if not by_formula and (data is not None or post.rows is not None):
-        rows = post.rows_or_own(data, False, "refuse", groups)
-    table, fitted = (post.table, post.rows) if data is None else (data, None)
-    averaged = population(table, rows, post.fit_rows, subsample, seed, groups, fitted)
-    grouped_rows = with_groups(averaged.as_it_is, predictor.model, groups)
-    evaluations = settings * rows_behind(post, grouped_rows)
-    subset, weights = thinned(post, affordable(post, evaluations, draws))
-    if weights.size < 2:
+    averaged = population(post, data, subsample, seed, groups)
+    grouped_rows = with_groups(averaged.as_it_is, post.fitted_model(), groups)
+    drawn = OutcomeDraws.affordable(post, grouped_rows, draws, settings)
+    if drawn.weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")
     fixed = _given(given, columns, averaged)
-    effects = known_effects(post, subset, grouped_rows)
-    for known in effects:
+    for known in drawn.effects:
         integrated = {*columns, *fixed} & set(averaged.columns_of(known.field))
         if integrated:
             raise SettingError(
                 f"{min(integrated)!r} is part of a grouping factor whose effects were integrated "
                 f"out: tabulate them with post.effects({known.field!r})."
             )
-    drawn = OutcomeDraws(subset, predictor, effects)
 
     def expected(batch: Batch) -> np.ndarray:
         return drawn.expected(grouped_rows.marked(batch))[0]
 
-    return Averages(averaged, expected, weights, fixed)
+    return Averages(averaged, expected, drawn.weights, fixed)
 
 
 def _given(given: object, columns: Sequence[str], rows: Population) -> dict[str, Level]:
@@ -495,8 +474,9 @@ def _slope(averages: Averages, name: str, setting: Mapping[str, Level]) -> Avera
         raise SettingError(
             f"slopes can be taken for values of {name!r} from {low:g} to {high:g}, not at {at}."
         )
-    others = averages.constants(setting)
-    return averages.of(others | {name: below}, others | {name: above}, run=above - below)
+    others, run = averages.constants(setting), above - below
+    ends = [averages.of(others | {name: end}, run) for end in (below, above)]
+    return ends[1].compared(ends[0], "difference")
 
 
 def _default_values(
@@ -578,8 +558,6 @@ def _table(
     quantity: str,
 ) -> pd.DataFrame:
     """Tabulate mean, sd, interval and error of averages, by class if there are several."""
-    import pandas as pd
-
     weights, share = averages.weights, averages.rows.share
     columns = np.stack([estimate.interval(weights, share, prob) for estimate in estimates])
     if columns.ndim == 3:
@@ -587,15 +565,7 @@ def _table(
         class_labels = classes if len(classes) == count else range(count)
         labels = [(*label, each) for label in labels for each in class_labels]
         names = [*names, "class"]
-    index: pd.Index[Any] = pd.MultiIndex.from_tuples(labels, names=names)
-    if len(names) == 1:
-        index = pd.Index([label for (label,) in labels], name=names[0])
-    titles = interval_columns(prob)
-    table = pd.DataFrame(columns.reshape(-1, len(titles)), index=index, columns=titles)
     where = ", ".join(f"{name} = {value}" for name, value in averages.given.items())
-    table.attrs |= {
-        "draws": weights.size,
-        "rows": len(averages.rows),
-        "quantity": f"{quantity} at {where}" if where else quantity,
-    }
-    return table
+    facts = {"draws": weights.size, "rows": len(averages.rows)}
+    quantity = f"{quantity} at {where}" if where else quantity
+    return interval_table(columns, labels, names, prob, **facts, quantity=quantity)

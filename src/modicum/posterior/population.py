@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.posterior.fit_rows import AlignedRows, Batch, FitRows, Groups
+from modicum.posterior.fit_rows import AlignedRows, Batch, FitRows, Groups, RowsLike
+from modicum.posterior.fitted import FittedDraws
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.checks import names_like
@@ -393,42 +394,45 @@ Population: TypeAlias = TablePopulation | ArrayPopulation
 
 
 def population(
-    data: object,
-    rows: AlignedRows | None,
-    fit: FitRows | None,
-    most: int,
-    seed: int,
-    groups: Groups | None,
-    fitted: Rows | None = None,
+    post: FittedDraws, data: RowsLike | None, most: int, seed: int, groups: Groups | None
 ) -> Population:
-    """Return up to `most` random rows: of the table if the fit had a formula, else of `rows`.
+    """Return up to `most` random rows: of the table if the fit had a formula, else of the rows.
 
-    The rows of the fit, `fitted`, are given if the table is that of the fit: see `table_sample`.
+    They are of `data`, or else of what the posterior holds; see `table_sample`.
     """
-    encoding = None if fit is None else fit.encoding
-    if fit is not None and encoding is not None:
-        if data is None:
-            raise SettingError(
-                "this needs the table that the formula was applied to, which this posterior, made "
-                "from a digest or loaded from a file, does not hold; give it as `data`."
-            )
-        source, needed = source_of(data, encoding), encoding.needed(outcome=True)
-        if any(name not in source.names for name in needed):
-            needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
-        sample = table_sample(data, needed, most, seed, encoding, encoding.drops, fitted)
-        share = 1.0 if len(sample) < most else len(sample) / (source.rows or np.inf)
-        if groups in (None, "known"):
-            return TablePopulation(sample, encoding, {}, share)
-        first_new = {g.field: len(g.levels) for g in encoding.groupings}
-        encoding = encoding.with_levels_of(source_of(sample))
-        return TablePopulation(sample, encoding, first_new, share)
-    if rows is None:
+    encoding = None if post.fit_rows is None else post.fit_rows.encoding
+    if encoding is None:
+        return _of_arrays(post, data, most, seed, groups)
+    table, fitted = (post.table, post.rows) if data is None else (data, None)
+    if table is None:
+        raise SettingError(
+            "this needs the table that the formula was applied to, which this posterior, made "
+            "from a digest or loaded from a file, does not hold; give it as `data`."
+        )
+    source, needed = source_of(table, encoding), encoding.needed(outcome=True)
+    if any(name not in source.names for name in needed):
+        needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
+    sample = table_sample(table, needed, most, seed, encoding, encoding.drops, fitted)
+    share = 1.0 if len(sample) < most else len(sample) / (source.rows or np.inf)
+    if groups in (None, "known"):
+        return TablePopulation(sample, encoding, {}, share)
+    first_new = {g.field: len(g.levels) for g in encoding.groupings}
+    encoding = encoding.with_levels_of(source_of(sample))
+    return TablePopulation(sample, encoding, first_new, share)
+
+
+def _of_arrays(
+    post: FittedDraws, data: RowsLike | None, most: int, seed: int, groups: Groups | None
+) -> ArrayPopulation:
+    """Return up to `most` random rows of a fit without a formula."""
+    if data is None and post.rows is None:
         raise SettingError(
             "this needs rows to average over, and this posterior, made by hand or loaded from a "
             "file, does not hold any; give rows, or a table, as `data`."
         )
+    rows = post.rows_or_own(data, False, "refuse", groups)
     if not len(rows):
         raise DataError("there are no rows to average over: at least one is needed.")
     ids = np.sort(random_rows(len(rows), most, seed))
     sample = replace(rows, rows=rows.rows.subset(ids))
-    return ArrayPopulation.of(sample, fit, len(ids) / len(rows))
+    return ArrayPopulation.of(sample, post.fit_rows, len(ids) / len(rows))

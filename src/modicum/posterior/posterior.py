@@ -26,12 +26,12 @@ from modicum.posterior.group_effects import effects, icc
 from modicum.posterior.hypothesis import hypothesis
 from modicum.posterior.loo import loo
 from modicum.posterior.marginal import contrast, marginal
+from modicum.posterior.outcomes import predictive
 from modicum.posterior.ppc import ppc
-from modicum.posterior.predict import predict, predictive
-from modicum.posterior.r_squared import bayes_R2
+from modicum.posterior.predict import predict
 from modicum.posterior.refit import kfold, update
 from modicum.posterior.report import report
-from modicum.posterior.score import score
+from modicum.posterior.score import bayes_R2, score
 from modicum.posterior.summary import learning_curve, posterior_box, summary
 
 # Attributes that posteriors have in other libraries, and what to use here instead.

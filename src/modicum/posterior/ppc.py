@@ -1,7 +1,8 @@
-"""Predictive checks: compare observed outcomes with outcomes drawn from the model.
+"""Predictive checks: compare observed outcomes with those that the model predicts.
 
-Every check accumulates a few numbers per draw over batches of rows: sums of outcomes in bins of the
-rows, or counts of outcomes in bins of their values.
+Every check accumulates a few numbers per draw over batches of rows: sums of drawn outcomes in bins
+of the rows, counts of them in bins of their values, or, where outcomes may be censored, the chances
+to survive beyond some times, which are compared with the Kaplan-Meier estimate.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.models import BaseModel
-from modicum.posterior.draws import check_interval
+from modicum.posterior.draws import check_interval, evenly_spaced
 from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
 from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.outcomes import OutcomeDraws, in_pieces, outcome_draws, outcomes
 from modicum.posterior.population import (
     column_values,
     counted_rows,
     holds_column,
     table_sample,
 )
-from modicum.posterior.predict import OutcomeDraws, outcome_draws, outcomes
-from modicum.posterior.weighted import weighted_mean, weighted_quantile
+from modicum.posterior.predict import survival_predictor
+from modicum.posterior.weighted import are_equal, weighted_mean, weighted_quantile
 from modicum.rows.reading import is_tabular, source_of
 
 if TYPE_CHECKING:
@@ -271,7 +273,7 @@ def _compared(
     `mass` is the weight of each row's outcome.
     """
     model = source.predictor.model
-    _require_draws(source.number, prob)
+    _require_draws(source.weights.size, prob)
     fields = rows.rows.slice(0, len(rows.rows))
     y = np.asarray(fields[model.outcome_field], float)
     _require_comparable(y, {name: fields[name] for name in model.row_model.observed})
@@ -292,9 +294,9 @@ def _compared(
         total = total + np.stack([summed(place, x, mass[part]) for x in (y[part], *drawn)])
         first = part.stop
     if len(edges):
-        table = _value_table(kind, edges, total, prob, source.signs)
+        table = _value_table(kind, edges, total, prob, source.weights)
     else:
-        table = _row_table(total, in_bins, classes, prob, source.signs)
+        table = _row_table(total, in_bins, classes, prob, source.weights)
     if by is not None:
         table = table.assign(at=at[table.index])
     if "rows" in table:
@@ -302,7 +304,7 @@ def _compared(
     if natural == "classes":
         table = _with_class_names(table, class_names)
     name = "" if by is None else by[0]
-    return PredictiveCheck(kind, table, name, len(rows.rows), source.number, prob)
+    return PredictiveCheck(kind, table, name, len(rows.rows), source.weights.size, prob)
 
 
 def _require_draws(number: int, prob: float) -> None:
@@ -396,8 +398,7 @@ def _by_probability(source: OutcomeDraws, bins: int) -> Callable[[Batch], np.nda
 
     def places(batch: Batch) -> np.ndarray:
         nonlocal edges
-        chance = np.asarray(source.predictor(source.draws, batch))
-        chance = np.asarray(np.average(chance, axis=0, weights=source.signs))
+        chance = weighted_mean(source.predictor(source.draws, batch)[None], source.weights)
         if edges is None:
             edges = np.quantile(chance, np.linspace(0, 1, bins + 1)[1:-1])
         return np.searchsorted(edges, chance, side="right")
@@ -408,42 +409,39 @@ def _by_probability(source: OutcomeDraws, bins: int) -> Callable[[Batch], np.nda
 def _sums_of(kind: Kind, bins: int, edges: np.ndarray, classes: int) -> Sums:
     """Return what is added up: outcomes in bins of values, or of rows; or classes in these."""
 
-    def values(place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
-        # bin = number of edges below the value; "right" also counts an edge equal to it
-        side: Literal["left", "right"] = "left" if kind == "ecdf" else "right"
-        bin_of_value = np.searchsorted(edges, outcome, side=side)
-        return np.bincount(bin_of_value, mass, minlength=len(edges) + 1)
-
-    def rows(place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
-        return np.bincount(place, mass * outcome, minlength=bins)
-
-    def rows_of_classes(place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    def summed(place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
+        if len(edges):
+            # bin = number of edges below the value; "right" also counts an edge equal to it
+            place = np.searchsorted(edges, outcome, side="left" if kind == "ecdf" else "right")
+            return np.bincount(place, mass, minlength=len(edges) + 1)
+        if not classes:
+            return np.bincount(place, mass * outcome, minlength=bins)
         is_class = outcome < classes  # classes that were never observed are not tabulated
         cell = place[is_class] * classes + outcome[is_class].astype(int)
         return np.bincount(cell, mass[is_class], minlength=bins * classes)
 
-    return values if len(edges) else rows_of_classes if classes else rows
+    return summed
 
 
 def _row_table(
-    total: np.ndarray, in_bins: np.ndarray, classes: int, prob: float, signs: np.ndarray | None
+    total: np.ndarray, in_bins: np.ndarray, classes: int, prob: float, weights: np.ndarray
 ) -> pd.DataFrame:
     """Tabulate means of outcomes in bins of rows, or shares of their classes."""
     width, (rows, mass) = classes or 1, in_bins
     means = total / np.repeat(np.where(mass > 0, mass, 1.0), width)
     index = np.repeat(np.arange(len(rows)), width)
-    table = _frame(means, prob, index, signs).assign(rows=np.repeat(rows, width).astype(int))
+    table = _frame(means, prob, index, weights).assign(rows=np.repeat(rows, width).astype(int))
     if not classes:
         return table
     return table.assign(**{"class": np.tile(np.arange(width), len(rows))})
 
 
 def _value_table(
-    kind: Kind, edges: np.ndarray, total: np.ndarray, prob: float, signs: np.ndarray | None
+    kind: Kind, edges: np.ndarray, total: np.ndarray, prob: float, weights: np.ndarray
 ) -> pd.DataFrame:
     """Tabulate counts of outcomes in bins of their values, or their distribution function."""
     if kind == "ecdf":  # values up to and including each edge
-        return _frame(np.cumsum(total, axis=-1)[..., :-1] / total[0].sum(), prob, edges, signs)
+        return _frame(np.cumsum(total, axis=-1)[..., :-1] / total[0].sum(), prob, edges, weights)
     ends = [*edges[1:] - 1, np.inf]
     names = [
         f"{a:.0f}" if a == b else f"{a:.0f}+" if b == np.inf else f"{a:.0f}-{b:.0f}"
@@ -451,20 +449,95 @@ def _value_table(
     ]
     if kind == "classes":
         names[-1] = f"{edges[-1]:.0f}"
-    return _frame(total[:, 1:], prob, names, signs)
+    return _frame(total[:, 1:], prob, names, weights)
 
 
 def _frame(
     total: np.ndarray,
     prob: float,
     index: Sequence[object] | np.ndarray | range,
-    signs: np.ndarray | None,
+    weights: np.ndarray,
 ) -> pd.DataFrame:
     import pandas as pd
 
     observed, drawn, ends = total[0], total[1:], [(1 - prob) / 2, (1 + prob) / 2]
-    weights = None if signs is None else signs[None]
-    low, high = weighted_quantile(drawn[None], weights, ends)
-    mean = weighted_mean(drawn[None], weights)
+    unequal = None if are_equal(weights) else weights
+    low, high = weighted_quantile(drawn[None], unequal, ends)
+    mean = weighted_mean(drawn[None], unequal)
     columns = {"observed": observed, "predicted": mean, "lower": low, "upper": high}
     return pd.DataFrame(columns, index=pd.Index(index, name="bin"))
+
+
+DRAWS, TIMES = 200, 60  # by default
+MOST_ROWS = 2_000  # over which a curve is averaged, evenly spaced among all
+
+
+def survival_table(
+    post: FittedDraws, times: np.ndarray | None = None, draws: int = DRAWS, prob: float = 0.9
+) -> pd.DataFrame:
+    """Return the chance that an outcome of a row of the fit is larger than each time.
+
+    The table has, for each time, its posterior mean and interval, averaged over the rows (at most
+    `MOST_ROWS`), and the Kaplan-Meier estimate from all outcomes, which may be right-censored.
+    """
+    import pandas as pd
+
+    check_interval(prob)
+    rows = post.rows_or_own(None, True, "refuse")
+    observed = post.fitted_model().row_model.observed
+    if set(observed) - {"event", "cens"}:
+        raise SettingError(
+            "a Kaplan-Meier curve is that of outcomes observed completely or right-censored, and "
+            f"these rows also have {', '.join(sorted(set(observed) - {'event', 'cens'}))}; predict "
+            "chances with post.predict(rows, kind='survival', times=...)."
+        )
+    fields = rows.rows.slice(0, len(rows.rows))
+    y = np.asarray(fields["y"], float)
+    censored = np.zeros(len(y))
+    censored = 1 - fields["event"] if "event" in observed else censored
+    censored = np.asarray(fields["cens"] if "cens" in observed else censored)
+    if np.any((censored != 0) & (censored != 1)):
+        raise DataError(
+            "some outcomes are censored from the left or in intervals, and a Kaplan-Meier curve is "
+            "that of right-censored ones: predict chances with post.predict(rows, kind='survival', "
+            "times=...)."
+        )
+    at = np.linspace(0, y.max(), TIMES) if times is None else np.asarray(times, float)
+    weight = np.asarray(fields.get("weight", np.ones(len(y))), float)
+    some = evenly_spaced(len(y), MOST_ROWS)
+    averaged = AlignedRows(rows.rows.subset(some), tuple(rows.rows.fields))
+    predictor = survival_predictor(post, "survival", at.tolist())
+    source = OutcomeDraws.affordable(post, averaged, draws, predictor=predictor)
+    weights = source.weights
+    total, first = np.zeros((weights.size, len(at))), 0
+    for _, (chances, _) in in_pieces(averaged, weights.size * len(at), source.expected):
+        share = weight[some][first : first + chances.shape[1]] / weight[some].sum()
+        total, first = total + np.einsum("snt,n->st", chances, share), first + chances.shape[1]
+    unequal = None if are_equal(weights) else weights
+    ends = [(1 - prob) / 2, (1 + prob) / 2]
+    lower, upper = weighted_quantile(total[None], unequal, ends)
+    columns = {
+        "mean": weighted_mean(total[None], unequal),
+        "lower": lower,
+        "upper": upper,
+        "kaplan_meier": kaplan_meier(y, censored == 0, weight, at),
+    }
+    return pd.DataFrame(columns, index=pd.Index(at, name="time"))
+
+
+def kaplan_meier(
+    y: np.ndarray, is_event: np.ndarray, weight: np.ndarray, times: np.ndarray
+) -> np.ndarray:
+    """Return the Kaplan-Meier estimate of the chance to survive beyond each time.
+
+    Examples
+    --------
+    >>> y, ones = np.array([1.0, 2.0, 3.0, 4.0]), np.ones(4)
+    >>> kaplan_meier(y, np.array([True, False, True, True]), ones, np.array([0.5, 1.0, 3.5]))
+    array([1.   , 0.75 , 0.375])
+    """
+    moments, place = np.unique(y, return_inverse=True)
+    died = np.bincount(place, weight * is_event, len(moments))
+    left = np.cumsum(np.bincount(place, weight, len(moments))[::-1])[::-1]  # at risk
+    curve = np.r_[1.0, np.cumprod(1 - died / left)]
+    return np.asarray(curve[np.searchsorted(moments, times, side="right")])

@@ -15,17 +15,17 @@ import numpy as np
 
 from modicum.arguments import names_checked
 from modicum.errors import DataError, SettingError, whole_number
-from modicum.posterior.draws import averaged_draws
+from modicum.posterior.draws import thinned
 from modicum.posterior.fit_rows import AlignedRows, RowsLike
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.population import column_values, holds_column
-from modicum.posterior.predict import (
+from modicum.posterior.outcomes import (
     OutcomeDraws,
     all_new,
     density_pieces,
     known_effects,
     new_effects,
 )
+from modicum.posterior.population import column_values, holds_column
 from modicum.posterior.score import log_mean
 from modicum.posterior.weighted import normalised
 from modicum.progress import phase
@@ -243,8 +243,7 @@ def _error(values: np.ndarray, units: np.ndarray, weight: np.ndarray) -> float:
 def _log_predictive(fit: FittedDraws, rows: Rows, seed: int) -> np.ndarray:
     """Return the log predictive density of each row; groups that the fit lacks are new ones."""
     model, fields = fit.fitted_model(), tuple(rows.fields)
-    total = fit.chains * fit.num_draws
-    subset, weights = averaged_draws(fit, total, "cross-validation")
+    subset, weights = thinned(fit, fit.chains * fit.num_draws, "cross-validation")
     predictor, group = fit.model_predictor(), model.integrated_group
     known = np.ones(len(rows), bool)
     if group is not None and fit.rows is not None:
@@ -260,9 +259,8 @@ def _log_predictive(fit: FittedDraws, rows: Rows, seed: int) -> np.ndarray:
             effects = new_effects(predictor, subset, part, seed)
         else:
             effects = known_effects(fit, subset, part)
-        drawn = OutcomeDraws(subset, predictor, effects)
-        pieces = density_pieces(drawn, part)
-        found[ids] = np.concatenate([log_mean(x, normalised(weights))[1] for x in pieces])
+        pieces = density_pieces(OutcomeDraws(subset, predictor, weights, effects), part)
+        found[ids] = np.concatenate([log_mean(x, normalised(weights[0]))[1] for x in pieces])
     if not np.isfinite(found).all():
         raise DataError(
             "the predictive density of some rows that were left out is 0 or not a number: look "

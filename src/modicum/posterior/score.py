@@ -1,21 +1,37 @@
-"""Score predictions against observed outcomes: accuracy and log predictive density."""
+"""How good predictions are: accuracy, log predictive density, and the variance they explain.
+
+Bayesian R-squared is the share of the outcome's variance that a model explains, for each draw. With
+m_i and v_i the mean and variance of outcome i given a draw, over the rows (or new ones),
+
+    R2 = V(m) / (V(m) + mean(v))                    (Gelman, Goodrich, Gabry and Vehtari 2019)
+
+where V is the variance between rows. It lies between 0 and 1, whatever the outcomes were.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.errors import DataError, ModicumWarning, SettingError, warn
+from modicum.arguments import names_checked
+from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_number
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel
 from modicum.models.outcome_checks import class_fault
-from modicum.posterior.draws import affordable, thinned
+from modicum.posterior.draws import affordable, check_interval
 from modicum.posterior.fit_rows import Batch, RowsLike, aligned
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.predict import OutcomeDraws, in_pieces, known_effects, rows_behind
+from modicum.posterior.marginal import Average
+from modicum.posterior.outcomes import OutcomeDraws, in_pieces, rows_behind
+from modicum.posterior.population import random_rows
+from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import normalised, weighted_mcse, weighted_mean
 from modicum.rows.formula import NewLevels
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +108,8 @@ def score(
     chains = post.chains
     number = affordable(post, rows_behind(post, new), draws)
     per_chain = min(post.num_draws, max(1, number // chains))
-    subset, weights = thinned(post, chains * per_chain)
-    drawn = OutcomeDraws(subset, predictor, known_effects(post, subset, new))
-    weights = weights.reshape(chains, per_chain)
+    drawn = OutcomeDraws.affordable(post, new, chains * per_chain)
+    weights = drawn.weights.reshape(chains, per_chain)
     share = normalised(weights).reshape(-1)
     together, alone = np.zeros(2), np.zeros((3, weights.size))
     mass, number, cancelled = 0.0, 0, 0
@@ -189,3 +204,84 @@ def _average(by_draw: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarra
     scores = by_draw.reshape(weights.shape)
     by_chain = [weighted_mean(x[None], w[None]) for x, w in zip(scores, weights, strict=True)]
     return float(weighted_mean(scores, weights)), np.array(by_chain)
+
+
+@names_checked
+def bayes_R2(  # noqa: N802 - as brms and rstantools call it
+    post: FittedDraws,
+    data: RowsLike | None = None,
+    draws: int | None = None,
+    prob: float = 0.9,
+    subsample: int = 20_000,
+    random_seed: int = 0,
+) -> pd.DataFrame:
+    """Tabulate the share of the outcome's variance that the model explains.
+
+    For each draw, it is the variance of the expected outcomes over the rows, divided by itself
+    plus the average variance of an outcome about its expectation. The effects of known groups are
+    part of what is explained.
+
+    Parameters
+    ----------
+    data
+        Rows or a table; the rows of the fit by default.
+    draws
+        Posterior draws to use, evenly spaced; by default as many as in `predict`.
+    prob
+        Posterior probability of the equal-tailed interval.
+    subsample
+        The most rows to use; if there are more, a random sample of them, whose error is part of
+        `sd` and of the interval.
+    random_seed
+        Seed of the sample of rows.
+
+    Returns
+    -------
+    DataFrame
+        One line: `mean`, `sd`, interval and `mcse_mean`.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> x = np.tile([[-1.0], [1.0]], (50, 1))
+    >>> rows = mo.Rows(x=x, y=np.zeros(100), columns=["dose"])
+    >>> draws = {"beta": np.full((1, 100, 1), 2.0), "intercept": np.zeros((1, 100))}
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=100), rows=rows)
+    >>> post.predictor = mo.models.over_draws.ModelPredictor(mo.models.Gaussian(scale=1.0))
+    >>> float(post.bayes_R2().loc["R2", "mean"])  # 4 / (4 + 1)
+    0.8
+    """
+    check_interval(prob)
+    whole_number("subsample", subsample)
+    rows = post.rows_or_own(data, False, "refuse")
+    if not len(rows):
+        raise DataError("there are no rows to explain: at least one is needed.")
+    ids = np.sort(random_rows(len(rows), subsample, random_seed))
+    sample = replace(rows, rows=rows.rows.subset(ids))
+    drawn = OutcomeDraws.affordable(post, sample, draws, purpose="R-squared")
+    weights, means, noise, counts = drawn.weights, [], [], []
+    for batch, (mean, variance) in in_pieces(sample, weights.size, drawn.moments):
+        means.append(mean)
+        noise.append(variance)
+        counts.append(np.asarray(batch.get("weight", np.ones(mean.shape[1])), float))
+    share = np.concatenate(counts) / sum(part.sum() for part in counts)
+    mean, variance = np.concatenate(means, axis=1), np.concatenate(noise, axis=1)
+    found = _explained(mean, variance, share, weights)
+    columns = found.interval(weights, len(sample) / len(rows), prob)
+    return interval_table(columns, [("R2",)], [""], prob, draws=weights.size, rows=len(sample))
+
+
+def _explained(
+    mean: np.ndarray, noise: np.ndarray, share: np.ndarray, weights: np.ndarray
+) -> Average:
+    """Return R-squared of each draw, and the influence of each row on it.
+
+    `mean` and `noise` are (draws, rows), `share` is that of each row among all.
+    """
+    between = (mean - (mean @ share)[:, None]) ** 2
+    explained, rest = between @ share, noise @ share
+    whole = explained + rest
+    # a row's (m - mean)^2 and v enter the two averages, and R2 is a function of these
+    influence = (rest / whole**2)[:, None] * (between - explained[:, None])
+    influence -= (explained / whole**2)[:, None] * (noise - rest[:, None])
+    return Average(explained / whole, share * weighted_mean(influence[None], weights))

@@ -21,7 +21,7 @@ from modicum.models.terms import slope_columns
 from modicum.posterior.draws import weights_of
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.population import random_rows
-from modicum.posterior.summary import interval_columns
+from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import tabulated
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.smooths import Basis, By, smooth_columns
@@ -106,8 +106,6 @@ def smooth_table(
     post: FittedDraws, smooth: Smooth, values: object = None, prob: float = 0.9
 ) -> pd.DataFrame:
     """Tabulate a smooth on a grid, or at some values of its variables: mean, sd and interval."""
-    import pandas as pd
-
     x = smooth.grid() if values is None else smooth.points(values)
     levels = tuple(smooth.state["levels"])
     many = np.tile(x, (len(levels), 1))
@@ -115,13 +113,8 @@ def smooth_table(
     f = _coefficients(post, smooth) @ smooth_columns(smooth.state, many, by).T
     names = [*([] if smooth.by is None else [smooth.by]), *smooth.variables]
     parts = [*([] if smooth.by is None else [np.repeat(levels, len(x))]), *many.T]
-    index: pd.Index[Any] = pd.Index(parts[0], name=names[0])
-    if len(parts) > 1:
-        index = pd.MultiIndex.from_arrays(parts, names=names)
-    weights = weights_of(post)
-    frame = pd.DataFrame(tabulated(f, weights, prob), index, interval_columns(prob))
-    frame.attrs["draws"] = weights.size
-    return frame
+    weights, labels = weights_of(post), zip(*parts, strict=True)
+    return interval_table(tabulated(f, weights, prob), labels, names, prob, draws=weights.size)
 
 
 def _coefficients(post: FittedDraws, smooth: Smooth) -> np.ndarray:

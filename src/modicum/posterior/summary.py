@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -127,6 +127,26 @@ def interval_columns(prob: float) -> list[str]:
     """Return the names of the columns that hold an estimate, its interval and its error."""
     ends = map(percent, ((1 - prob) / 2, (1 + prob) / 2))
     return ["mean", "sd", *ends, "mcse_mean"]
+
+
+def interval_table(
+    values: np.ndarray,
+    labels: Iterable[tuple[Any, ...]],
+    names: list[str],
+    prob: float,
+    **facts: object,
+) -> pd.DataFrame:
+    """Tabulate means, sds, intervals and errors (..., 5), a line per label; `attrs` holds facts."""
+    import pandas as pd
+
+    lines = list(labels)
+    index: pd.Index[Any] = pd.MultiIndex.from_tuples(lines, names=names)
+    if len(names) == 1:
+        index = pd.Index([line for (line,) in lines], name=names[0])
+    columns = interval_columns(prob)
+    table = pd.DataFrame(values.reshape(-1, len(columns)), index, columns)
+    table.attrs |= facts
+    return table
 
 
 def percent(level: float) -> str:
