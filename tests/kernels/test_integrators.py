@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import modicum as mo
 from helpers.refusals import refused
@@ -53,6 +54,22 @@ def test_matching_is_gradient_over_noise_and_x_solves_for_the_next_momentum(inte
             np.testing.assert_allclose(
                 step.free[1, 1] * r + step.noise[1] * x, then, rtol=1e-12, atol=1e-12
             )
+
+
+@pytest.mark.parametrize("integrator", [Underdamped(3.0), Friction(3.0), Baoab(3.0)], ids=repr)
+def test_exponential_weights_give_the_transition_of_the_full_gradient(integrator, x64):
+    """Theorem 2 of the EWSG paper, for weights divided by n: they need not add up to 1."""
+    h, r, gradients = 0.07, -1.1, np.array([3.0, -8.0, 1.0, 12.0, -2.0])  # n times those of rows
+    match = integrator.noise_match(IntegratorState(jnp.array([0.3]), jnp.array([r])), h)
+    step, then = integrator.response(h), np.linspace(-9, 9, 2_001)
+    tau, a = step.noise[1], float(match.scale) * np.append(gradients, gradients.mean())[:, None]
+    free = step.free[1, 1] * r
+    *single, full = norm.pdf(then, free - tau * a, tau)
+    x = float(match.rest[0]) + then / tau
+    weights = np.exp((x + a[:-1]) ** 2 / 2 - (x + a[-1]) ** 2 / 2) / len(gradients)
+    np.testing.assert_allclose((weights * single).sum(0), full, rtol=1e-9, atol=1e-12)
+    adding_up = (weights / weights.sum(0) * single).sum(0)  # what a selection of one row can do
+    assert np.abs(adding_up - full).max() > 0.1 * full.max()
 
 
 @pytest.mark.parametrize(("curvature", "noise"), [(20.0, 0.0), (20.0, 65.0), (1.0, 3.0)])

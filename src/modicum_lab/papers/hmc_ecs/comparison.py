@@ -105,6 +105,9 @@ class Size:
         )
 
 
+STABLE_LONGER = 20  # times the draws of others: so small a step needs them to converge
+
+
 def run_problem(
     problem: Problem, size: Size, run: Callable[[Contender], Fit], schedule: bool
 ) -> dict[str, Fit]:
@@ -116,7 +119,8 @@ def run_problem(
     stable = SGLDCV(
         step_size=stable_step(fits[PERTURBED]), **_gradients(problem, in_parameters=True)
     )
-    extra = Contender("SGLD, stable step", stable, size.draws, 0, LEAPFROGS, training=False)
+    draws = size.draws * (1 if size.to_see_that_it_runs else STABLE_LONGER)
+    extra = Contender("SGLD, stable step", stable, draws, 0, LEAPFROGS, training=False)
     return fits | {extra.label: run(extra)}
 
 

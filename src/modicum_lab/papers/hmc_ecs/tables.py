@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.stats import norm
 
-from modicum.diagnostics import optimal_variance, relative_computational_time
+from modicum.diagnostics import optimal_variance, r_hat, relative_computational_time
 from modicum_lab.papers.experiments import Claim, Table
 from modicum_lab.papers.fits import Fit, Length
 from modicum_lab.papers.hmc_ecs.comparison import (
@@ -136,25 +136,30 @@ def accuracy_table(name: str, fits: Mapping[str, Fit], truth: Fit, note: str) ->
 
 
 CLOSE, BIASED = 0.3, 0.5  # limits of the largest error of a mean, in posterior sd
+CONVERGED = 1.1  # R-hat above which draws say nothing about where a method converges
+
+
+def _judged(what: str, fit: Fit, found: str, agree: bool) -> Claim:
+    """Return the claim, without a verdict if the chains of `fit` have not converged."""
+    worst = float(np.max(r_hat(fit.draws)))
+    if worst < CONVERGED:
+        return (what, found, "yes", agree)
+    return (what, f"{found}; not comparable, since R-hat is {worst:.3g}", "yes", None)
 
 
 def accurate(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim:
     """Judge the claim that a method's means are right, up to Monte Carlo error."""
     off = float(fits[label].off(truth).max())
-    return (
-        f"{where}: {label} is accurate",
-        f"means off by {off:.2g} sd at most",
-        "yes",
-        off < CLOSE,
-    )
+    found = f"means off by {off:.2g} sd at most"
+    return _judged(f"{where}: {label} is accurate", fits[label], found, off < CLOSE)
 
 
 def bias_claim(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim:
     """Judge the claim that a method's means or variances are wrong."""
     off, spread = float(fits[label].off(truth).max()), fits[label].sd / truth.sd
     wrong = off > BIASED or not 0.8 < float(spread.min()) <= float(spread.max()) < 1.25
-    text = f"means off by {off:.2g} sd, sd {spread.min():.2g} to {spread.max():.2g} times"
-    return (f"{where}: {label} is not", text, "yes", wrong)
+    found = f"means off by {off:.2g} sd, sd {spread.min():.2g} to {spread.max():.2g} times"
+    return _judged(f"{where}: {label} is not", fits[label], found, wrong)
 
 
 PRINTED_M = (62_000, 1_000)  # section 6.6: m at the first anchor, and after 100 iterations

@@ -146,7 +146,17 @@ def test_claims_of_accuracy_are_judged():
     assert accurate("good", fits, truth, "Figure 2")[-1]
     assert not accurate("bad", fits, truth, "Figure 2")[-1]
     assert bias_claim("bad", fits, truth, "Figure 2")[-1]
-    assert not bias_claim("good", fits, truth, "Figure 2")[-1]
+    assert bias_claim("good", fits, truth, "Figure 2")[-1] is False
+
+
+def test_chains_that_have_not_converged_are_not_compared():
+    rng = np.random.default_rng(1)
+    truth = made("a", rng.normal(size=(2, 5_000, 3)), 1)
+    drifting = truth.draws + np.linspace(0, 9, 5_000)[:, None]
+    for judge in (accurate, bias_claim):
+        _, found, _, agree = judge("lost", {"lost": made("lost", drifting, 1)}, truth, "Figure 2")
+        assert agree is None
+        assert "not comparable" in found
 
 
 def test_the_recalibration_of_m_is_shown_beside_the_papers():
