@@ -33,6 +33,7 @@ EXACT: dict[Scale, dict[str, int]] = {
     "laptop": {"chains": 2, "draws": 100, "tune": 300},
     "paper": {"chains": 4, "draws": 500, "tune": 1_000},
 }
+CONVERGED = 1.1  # largest R-hat of draws that may be called the posterior
 MODE = "mode of all rows"
 SHORT = "flymc, one pass"
 SHORT_CHAINS: dict[Scale, int] = {"smoke": 2, "laptop": 20, "paper": 200}
@@ -100,13 +101,17 @@ def table_1(scale: Scale, seed: int) -> Result:
     scores |= {name: _scored(post, split.test) for name, post in exact.items()}
     scores[MODE] = _mode(result, split, exact["flymc"], seed)
     result.tables += [table(scores, len(split.fit)), _claims(scores)]
+    longest = next(reversed(exact.values()))
+    worst = float(longest.summary()["r_hat"].astype(float).max())
+    reference = "have converged" if worst < CONVERGED else f"have an R-hat of {worst:.2f}"
     caption = (
         "Above: the prediction averaged over realisations; below: single realisations, on average; "
-        f"{sized(SCORED, scale):,} test rows at most. Dashed: the posterior of all rows, by "
-        f"{label_of(next(reversed(exact)))}."
+        f"{sized(SCORED, scale):,} test rows at most. Dashed: the draws of "
+        f"{label_of(next(reversed(exact)))}, which {reference}. pSGLD at the printed step is left "
+        "out: it diverges, far below these axes (Table 1 has it)."
     )
-    truth = _scored(next(reversed(exact.values())), _some(split, scale))
-    result.figures.append(Figure("figure-2", partial(draw, curves, truth), caption))
+    truth = _scored(longest, _some(split, scale))
+    result.figures.append(Figure("figure-2", partial(draw, curves, truth, reference), caption))
     result.notes.append("Table 1 and Figure 2 are of the same runs.")
     return result
 
@@ -345,8 +350,8 @@ def _single(score: Score, mean: float, by_chain: np.ndarray, digits: int) -> str
     return f"{mean:.{digits}f}{spread}"
 
 
-def draw(curves: dict[str, Any], truth: Score) -> MatplotlibFigure:
-    """Draw learning curves, with the score of the exact posterior."""
+def draw(curves: dict[str, Any], truth: Score, reference: str) -> MatplotlibFigure:
+    """Draw learning curves, with the score of draws from all rows, and whether these converged."""
     figure, axes = panels(4, columns=2, size=(5.0, 3.6))
     drawn_curves = {name: curve for name, curve in curves.items() if name != "psgld"}
     colours = {name: colour_of(name.split(", ")[0]) for name in drawn_curves}
@@ -356,7 +361,9 @@ def draw(curves: dict[str, Any], truth: Score) -> MatplotlibFigure:
         kind = "accuracy" if part.endswith("accuracy") else "log-likelihood"
         how = "single realisations" if part.startswith("single") else "averaged prediction"
         level = getattr(truth, part)
-        ax.axhline(level, color=colour_of("flymc"), linestyle="--", label="posterior of all rows")
+        ax.axhline(
+            level, color=colour_of("flymc"), linestyle="--", label=f"draws of all rows {reference}"
+        )
         labels: dict[str, Any] = {"x": "data passes", "y": f"test {kind}", "title": how}
         draw_lines(ax, lines, **labels, marker=".", colours=colours)
     return figure
