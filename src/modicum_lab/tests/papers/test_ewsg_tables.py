@@ -69,7 +69,9 @@ def test_figures_2_and_3_have_labels():
     curve = pd.DataFrame(
         {part: [0.5, 0.6] for part in parts}, index=pd.Index([0.5, 1.0], name="passes")
     )
-    two = covertype.draw({"ewsg": curve, "psgld, h / n": curve}, made_score(0.76, -0.5), "have converged")
+    two = covertype.draw(
+        {"ewsg": curve, "psgld, h / n": curve}, made_score(0.76, -0.5), "have converged"
+    )
     learned = mnist.Learned(curve, {"train": 0.01, "test": 0.02})
     three = mnist._draw({"mlp": {"ewsg": learned}, "cnn": {"sgld": learned}})
     for ax in two.axes + three.axes:
