@@ -1,0 +1,63 @@
+"""Figures on the front page are those of the stored run of the benchmark."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+OURS, THEIRS = "Modicum HMC-ECS, defaults", "NumPyro HMCECS, m = 200, Hessian as mass"
+COLUMNS = {  # columns of the front page to sampler and column of the run
+    2: (OURS, "s to 1,000 effective draws"),
+    3: (THEIRS, "s to 1,000 effective draws"),
+    4: (OURS, "mean off, sd"),
+    5: (THEIRS, "mean off, sd"),
+}
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def stored(run, name, rows):
+    """Return the table of a problem, by sampler and column, and its caption."""
+    sections = re.split(r"^### ", run, flags=re.MULTILINE)[1:]
+    (section,) = (s for s in sections if s.startswith(name) and f"Data: {rows} rows" in s)
+    head, _, *lines = (cells(line) for line in section.splitlines() if line.startswith("|"))
+    return {line[0]: dict(zip(head, line, strict=True)) for line in lines}, section
+
+
+def misquoted(page, run):
+    """Return the figures of the page's table that are not those of the run."""
+    table = page[page.index("| data | rows x parameters |") :].split("\n\n")[0]
+    wrong = []
+    for line in table.splitlines()[2:]:
+        found = cells(line)
+        rows, size = found[1].split(" x ")
+        of, section = stored(run, found[0], rows)
+        wrong += [] if f"d = {size};" in section else [found[1]]
+        wrong += [found[k] for k, (who, what) in COLUMNS.items() if found[k] != of[who][what]]
+    if match := re.search(r"there are ([\d.]+) times", page):
+        kept = next(cells(line)[1] for line in run.splitlines() if "disk over memory" in line)
+        wrong += [] if match[1] == kept else [match[1]]
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def page():
+    return (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def run():
+    return (ROOT / "docs" / "benchmarks" / "last.md").read_text()
+
+
+def test_figures_are_those_of_the_stored_run(page, run):
+    assert misquoted(page, run) == []
+
+
+@pytest.mark.parametrize("figure", ["| 7.11 |", "x 151", "| 0.0366 |", "0.893"])
+def test_another_figure_is_noticed(page, run, figure):
+    assert page.count(figure) == 1
+    assert misquoted(page.replace(figure, figure.replace("1", "2").replace("3", "4")), run)
