@@ -40,6 +40,7 @@ ORDER = (  # from the top down; packages on one line may use each other
     ("linalg",),
     ("diagnostics", "rows"),
     ("arguments", "arrays", "random", "runtime", "progress", "errors", "files", "ledger", "markup"),
+    ("libraries",),
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink

@@ -42,13 +42,7 @@ from modicum.methods.sgmcmc.named import (
 )
 from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
-from modicum.models.constraints import (
-    cholesky_corr,
-    interval,
-    ordered,
-    positive,
-    simplex,
-)
+from modicum.models.constraints import cholesky_corr, interval, ordered, positive, simplex
 from modicum.models.from_numpyro import from_numpyro
 from modicum.posterior import Posterior, average_predictions, compare
 from modicum.progress import ProgressEvent

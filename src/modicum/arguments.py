@@ -60,25 +60,21 @@ OTHER_NAMES = {
     "prob": "ci_prob level ci credible_interval conf_level confidence probability interval",
 }
 # Names that are not arguments here, and what to use instead.
-INSTEAD = {
-    "iter": "other packages count warm-up and draws together: give tune and draws, per chain",
-    "n_iter": "other packages count warm-up and draws together: give tune and draws, per chain",
+INSTEAD_OF = {
+    "iter n_iter": "other packages count warm-up and draws together: give tune and draws, "
+    "per chain",
     "exposure": "an exposure is an offset on the log scale: add offset(log(COLUMN)) to the "
     "formula, or give mo.Rows its logarithms as offset=",
     "sigma": "a known scale is a setting of the family, mo.models.Gaussian(scale=...); otherwise "
     "it is estimated, with the prior mo.models.Gaussian(scale_prior=...)",
     "link": "the link belongs to the family: 'logistic', 'probit' and 'cloglog' are families, and "
     "mo.models.Binomial(link=...) takes a name",
-    "cores": "chains run in parallel on all available cores; leave it out",
-    "n_jobs": "chains run in parallel on all available cores; leave it out",
-    "num_cores": "chains run in parallel on all available cores; leave it out",
-    "parallel_chains": "chains run in parallel on all available cores; leave it out",
+    "cores n_jobs num_cores parallel_chains": "chains run in parallel on all available cores; "
+    "leave it out",
     "chain_method": "chains run in parallel by default; parallel='stacked' vectorises them",
-    "target_accept": "it is a setting of the method: method=mo.NUTS(target_accept=...)",
-    "target_accept_prob": "it is a setting of the method: method=mo.NUTS(target_accept=...)",
-    "adapt_delta": "it is a setting of the method: method=mo.NUTS(target_accept=...)",
-    "max_treedepth": "it is a setting of the method: method=mo.NUTS(max_depth=...)",
-    "max_tree_depth": "it is a setting of the method: method=mo.NUTS(max_depth=...)",
+    "target_accept target_accept_prob adapt_delta": "it is a setting of the method: "
+    "method=mo.NUTS(target_accept=...)",
+    "max_treedepth max_tree_depth": "it is a setting of the method: method=mo.NUTS(max_depth=...)",
     "control": "these are settings of the method: method=mo.NUTS(target_accept=..., max_depth=...)",
     "step_size": "it is a setting of the method: method=mo.HMCECS(step_size=...)",
     "subsample": "it is a setting of the method: method=mo.HMCECS(subsample=...)",
@@ -93,22 +89,17 @@ INSTEAD = {
     "l1_ratio": "the penalty is the prior here: priors={'common': ...} takes any of mo.priors",
     "class_weight": "give each row its weight instead, as sample_weight of an estimator's fit or "
     "weights of mo.fit",
-    "max_iter": "there is no optimiser to stop: tune and draws say how long the chains are",
-    "tol": "there is no optimiser to stop: tune and draws say how long the chains are",
+    "max_iter tol": "there is no optimiser to stop: tune and draws say how long the chains are",
     "solver": "there is no optimiser to choose: method=... names the sampler",
-    "return_inferencedata": "post.to_datatree() returns the draws for ArviZ",
-    "idata_kwargs": "post.to_datatree() returns the draws for ArviZ",
+    "return_inferencedata idata_kwargs": "post.to_datatree() returns the draws for ArviZ",
     # Arguments of a posterior's methods.
     "hdi_prob": "intervals are equal-tailed here: prob=... is their probability",
-    "type": "predict() gives expected outcomes with an interval, and predictive() draws outcomes",
-    "kind": "predict() gives expected outcomes with an interval, and predictive() draws outcomes",
-    "re_formula": "groups=... chooses whose effects are used: 'known', 'new' or 'any'",
-    "re_form": "groups=... chooses whose effects are used: 'known', 'new' or 'any'",
-    "allow_new_levels": "groups='any' takes new groups, and newlevels=... new levels of columns",
-    "sample_new_groups": "groups='any' takes new groups, and newlevels=... new levels of columns",
-    "round_to": "summary() returns a data frame, which rounds: summary().round(2)",
-    "digits": "summary() returns a data frame, which rounds: summary().round(2)",
-    "fmt": "summary() returns a data frame, which rounds: summary().round(2)",
+    "type kind": "predict() gives expected outcomes with an interval, and predictive() draws "
+    "outcomes",
+    "re_formula re_form": "groups=... chooses whose effects are used: 'known', 'new' or 'any'",
+    "allow_new_levels sample_new_groups": "groups='any' takes new groups, and newlevels=... "
+    "new levels of columns",
+    "round_to digits fmt": "summary() returns a data frame, which rounds: summary().round(2)",
     # Arguments of mo.fit given to mo.sample, and vice versa.
     "formula": "mo.sample takes a model and rows; mo.fit(formula, table) takes a formula",
     "priors": "priors belong to the model: mo.models.Logistic(priors={...})",
@@ -120,6 +111,7 @@ INSTEAD = {
     "model": "the formula and the family define the model; mo.sample(model, rows) takes a model",
     "rows": "give the table, or the rows, as the second argument, data",
 }
+INSTEAD = {name: text for names, text in INSTEAD_OF.items() for name in names.split()}
 
 
 def names_checked(function: Callable[P, R]) -> Callable[P, R]:

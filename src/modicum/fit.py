@@ -6,19 +6,17 @@ import ast
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from modicum.arguments import names_checked
 from modicum.digest import Digest
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion
-from modicum.methods import Method, resolve
+from modicum.libraries import pandas as pd
+from modicum.libraries import pyarrow as pa
+from modicum.methods import Method
 from modicum.methods.method import Tuning
-from modicum.models import (
-    FAMILIES,
-    BaseModel,
-    GroupTerm,
-    LinearPredictorModel,
-)
+from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
 from modicum.models.families import family_named
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
@@ -37,20 +35,16 @@ from modicum.run.chains import ChainCount, Parallel
 from modicum.sample import RunSettings, draw, repeatable
 
 if TYPE_CHECKING:
-    import pandas as pd
     import polars as pl
-    import pyarrow as pa
-    from pyarrow import dataset
-
 # What brms has after the outcome's | and Modicum's families do not read.
-FIELDS_ELSEWHERE = {
-    "rate": "add offset(log({0})) to the terms",
-}
+FIELDS_ELSEWHERE = {"rate": "add offset(log({0})) to the terms"}
+# Arguments that say how a table is read.
+OF_TABLES = ("weights", "offset", "missing", "store", "dtype", "encoding")
 
 MOST_EFFECTS = 20  # per level of a group; their correlations number half the square of it
 
 Table: TypeAlias = (
-    "pd.DataFrame | pl.DataFrame | pa.Table | dataset.Dataset | str | os.PathLike[str] | Rows"
+    "pd.DataFrame | pl.DataFrame | pa.Table | pa.dataset.Dataset | str | os.PathLike[str] | Rows"
     " | Digest"
 )
 
@@ -164,35 +158,13 @@ def fit(
     1
     """
     asked = dict(locals())
-    settings = RunSettings(
-        method=resolve(method),
-        draws=draws,
-        tune=tune,
-        chains=chains,
-        superchains=superchains,
-        passes=passes,
-        thin=thin,
-        random_seed=random_seed,
-        progressbar=progressbar,
-        checkpoint=checkpoint,
-        parallel=parallel,
-        starts=starts,
-        engine=engine,
-        collapse=collapse,
-    )
+    settings = RunSettings.of(asked)
     if isinstance(family, str):
         family_named(family)
     formula = one_text(formula)
     if isinstance(data, Digest):
-        settled = {
-            "weights": weights is not None,
-            "offset": offset is not None,
-            "missing": missing != "refuse",
-            "store": store is not None,
-            "dtype": dtype is not None,
-            "encoding": encoding != "utf-8",
-        }
-        no_effect = [name for name, is_given in settled.items() if is_given]
+        defaults = signature(fit).parameters
+        no_effect = [name for name in OF_TABLES if asked[name] != defaults[name].default]
         has_groups = _check_digest(formula, data, no_effect, groups)
         table_rows = TableRows(data.pool.rows, 0)
         held = model_for(table_rows.rows, family, priors, "explicit" if has_groups else groups)
@@ -339,10 +311,12 @@ def _modelled(encoding: FormulaEncoding) -> tuple[str, ...]:
 
 def _group_terms(encoding: FormulaEncoding) -> tuple[GroupTerm, ...]:
     """Return the group terms of a formula; raise if a model cannot represent them."""
-    terms = []
+    coding, terms = encoding.layout.coding, []
+    # Factors whose levels have coefficients, and the parameters in whose predictors they have them.
+    common = {(term.field, coding.parameters[term.first]) for term in coding.terms if term.width}
     for group, slopes in zip(encoding.groups, encoding.layout.slopes, strict=True):
         field = grouping_name(group.group)
-        if _is_common(field, group.parameter, encoding):
+        if (field, group.parameter) in common:
             raise SettingError(
                 f"{field!r} is both a common term and a group in {encoding.formula!r}: its levels "
                 "have either pooled effects or unpooled coefficients; leave one out."
@@ -356,16 +330,6 @@ def _group_terms(encoding: FormulaEncoding) -> tuple[GroupTerm, ...]:
             )
         terms.append(GroupTerm(field, effects, group.correlated, group.parameter))
     return tuple(terms)
-
-
-def _is_common(field: str, parameter: str, encoding: FormulaEncoding) -> bool:
-    """Whether the levels of a factor have coefficients in the predictor of a parameter."""
-    coding = encoding.layout.coding
-    return any(
-        term.field == field and coding.parameters[term.first] == parameter
-        for term in coding.terms
-        if term.width
-    )
 
 
 def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> None:

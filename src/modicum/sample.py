@@ -6,25 +6,20 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from modicum.arguments import Count, Positive, Rule, at_least, check_settings, names_checked
 from modicum.digest import Digest
-from modicum.errors import (
-    ModicumWarning,
-    SettingError,
-    is_whole,
-    warn,
-    whole_number,
-)
+from modicum.errors import ModicumWarning, SettingError, is_whole, warn, whole_number
+from modicum.files import Json
 from modicum.ledger import Ledger
 from modicum.methods import METHODS, Auto, Method, resolve
 from modicum.methods.method import Plan, Task
@@ -41,7 +36,6 @@ from modicum.random import chain_keys, fresh_seed
 from modicum.results import WITHOUT_TABLE, Finished, Origin, posterior_of
 from modicum.rows import Rows
 from modicum.rows.equal_rows import distinct_rows
-from modicum.rows.json_entries import Json
 from modicum.rows.rows import doubtful_weights
 from modicum.run.chain_tasks import ChainHost, ChainTasks
 from modicum.run.chains import (
@@ -94,6 +88,12 @@ class RunSettings:
     starts: int | Sequence[Params] | None = None
     engine: EngineChoice | None = None
     collapse: bool | Literal["always"] = False  # whether equal rows are one; see `distinct_rows`
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any]) -> RunSettings:  # arguments of any type
+        """Return the settings among the arguments of a door."""
+        own = {f.name: asked[f.name] for f in fields(cls) if f.name in asked}
+        return cls(**own | {"method": resolve(asked["method"])})
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -257,22 +257,7 @@ def sample(
     ['beta[dose]', 'beta[age]', 'intercept']
     """
     asked = dict(locals())
-    settings = RunSettings(
-        method=resolve(method),
-        draws=draws,
-        tune=tune,
-        chains=chains,
-        superchains=superchains,
-        passes=passes,
-        thin=thin,
-        random_seed=random_seed,
-        progressbar=progressbar,
-        checkpoint=checkpoint,
-        parallel=parallel,
-        starts=starts,
-        engine=engine,
-    )
-    return repeatable(draw(model, rows, settings), sample, asked)
+    return repeatable(draw(model, rows, RunSettings.of(asked)), sample, asked)
 
 
 @in_double_precision
@@ -292,7 +277,8 @@ def draw(
     folder = None
     if settings.checkpoint is not None:
         _check_tracer(target, settings)
-        identity = _identity(problem, rows, method, draws, tune * thin, layout, thin, seed)
+        numbers = {"draws": draws, "tune": tune * thin, "thin": thin, "seed": seed}
+        identity = _identity(problem, rows, method, layout, **numbers)
         folder = Checkpoint(settings.checkpoint, identity)
     with folder or nullcontext(), stoppable(), within_limits():
         task = Task(
@@ -463,14 +449,7 @@ def _captured(target: Target) -> list[ModicumWarning]:
 
 
 def _identity(
-    problem: _Problem,
-    rows: Rows | Digest,
-    method: Method,
-    draws: int,
-    tune: int,
-    layout: Layout,
-    thin: int,
-    seed: int,
+    problem: _Problem, rows: Rows | Digest, method: Method, layout: Layout, **numbers: int
 ) -> dict[str, str | int]:
     """Return what identifies a run, so that the checkpoint of a different run is refused."""
     target, start, starts = problem.target, problem.start, problem.starts
@@ -478,11 +457,8 @@ def _identity(
         "rows": rows.fingerprint(),  # compared first: other rows also change scaled priors
         "model": target.identity,
         "method": repr(method),
-        "draws": int(draws),
-        "tune": int(tune),
+        **numbers,
         "chains": layout.chains,
-        "thin": int(thin),
-        "seed": seed,
         "version": version("modicum"),
     }
     if layout.superchains is not None:

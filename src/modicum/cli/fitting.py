@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +19,8 @@ from rich.markup import escape
 from modicum.cli.output import word
 from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
-from modicum.files import Lock, place_name, refuse_uri, whole_file
+from modicum.files import Json, Lock, place_name, refuse_uri, whole_file
+from modicum.libraries import pandas as pd
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.families import family_named
@@ -27,14 +28,10 @@ from modicum.models.multilevel import HoldEffects
 from modicum.posterior import Posterior
 from modicum.results import WITHOUT_TABLE, Origin
 from modicum.rows import Rows, ingest
-from modicum.rows.json_entries import Json
 from modicum.rows.lake import Listing
 from modicum.rows.reading import Missing, TableRows, is_store, read_formula
 from modicum.run.chains import ChainCount
 from modicum.sample import RunSettings, draw
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 RESULTS = ("posterior", "summary.csv")
 REPORT = "report.html"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import typer
 from rich.console import Console
@@ -18,6 +18,8 @@ from rich.table import Table
 
 from modicum.errors import DataError, ModicumError, SettingError, as_options
 from modicum.files import place_name, require_writable, whole_file
+from modicum.libraries import pandas as pd
+from modicum.libraries import pyarrow as pa
 from modicum.posterior import Posterior
 from modicum.rows import Rows
 from modicum.rows.reading import TableFiles
@@ -25,10 +27,6 @@ from modicum.rows.sources import require_columns
 from modicum.rows.tables import open_table
 from modicum.run.interrupt import within_limits
 from modicum_command import stop_line
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
 
 LINES = 60  # lines of a summary to print; summary.csv has all
 
@@ -277,8 +275,6 @@ def write_predictions(
 
 def _kept_columns(data: str, encoding: str, names: Sequence[str]) -> dict[str, pa.ChunkedArray]:
     """Read columns of files as they are; those of CSV files as text, so that 007 stays 007."""
-    import pyarrow as pa
-
     if not names:
         return {}
     source = open_table(data, encoding, as_text=names)

@@ -37,6 +37,7 @@ from modicum.digest.digest_file import (
 )
 from modicum.digest.pool import Pool, expansion, keep, proxy_at, removed_sums
 from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_number
+from modicum.files import Json, integer, mapping, text
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.ledger import Ledger
@@ -66,7 +67,6 @@ from modicum.random import fresh_seed
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.checks import NewLevelError
 from modicum.rows.description import Description
-from modicum.rows.json_entries import Json, integer, mapping, text
 from modicum.rows.reading import encode_table, is_tabular
 from modicum.rows.sources import is_table
 from modicum.runtime import Array, Pytree, in_double_precision, jit, refuse_forked

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from modicum.files import Json
 from modicum.models.priors.units import MomentSums
 from modicum.posterior import archive
 from modicum.rows import Rows
 from modicum.rows.description import Description
-from modicum.rows.json_entries import Json
 from modicum.rows.memory import MemoryBackend
 
 KIND = archive.Format("modicum digest", 1, "digest.json", "a digest")

@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend.core import Jaxpr
 
 from modicum.errors import DataError, SettingError
+from modicum.files import Json
 from modicum.models.families import FAMILIES, PoissonRates
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
@@ -21,7 +22,6 @@ from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.networks import CNN, MLP
 from modicum.models.tracing import AsTraced, digest_of, evaluated, explained
 from modicum.random import typed
-from modicum.rows.json_entries import Json
 from modicum.runtime import Array, in_double_precision, jit
 
 BUDGET = 2**25  # largest total size of an intermediate array over the draws evaluated together

@@ -15,9 +15,9 @@ from typing import ClassVar
 import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion
+from modicum.files import Json
 from modicum.rows import CodedTerm, Coding, Rows
 from modicum.rows.formula.grouping import refuse_fractions
-from modicum.rows.json_entries import Json
 
 INTERCEPT = "1"  # a formula's symbol for an effect on the predictor itself
 CHUNK = 65_536

@@ -17,11 +17,10 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from modicum.errors import AbsentFileError, DataError, ModicumWarning
-from modicum.files import check_members, refuse_uri, stored_array, whole_file
+from modicum.files import Json, check_members, refuse_uri, stored_array, whole_file
 from modicum.ledger import Ledger
 from modicum.posterior.fit_rows import FitRows
 from modicum.posterior.fitted import FittedDraws
-from modicum.rows.json_entries import Json
 
 DEEPEST = 100  # levels of nesting allowed; `write` uses a handful
 Decoded: TypeAlias = Any  # like Json, with arrays

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import DataError, SettingError, argument
+from modicum.files import Json
 from modicum.models.model import NEW
 from modicum.rows import Coding, Rows, RowsSchema
 from modicum.rows.checks import NewGroupError, NewLevelError
 from modicum.rows.formula import FormulaEncoding, NewLevels
-from modicum.rows.json_entries import Json
 from modicum.rows.reading import TableFiles, encode_table, is_tabular, whole_field
 from modicum.rows.sources import is_table
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import SettingError
+from modicum.files import Json
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.model import BaseModel
@@ -30,7 +31,6 @@ from modicum.posterior.fit_rows import (
 )
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
-from modicum.rows.json_entries import Json
 from modicum.rows.reading import TableFiles, is_tabular, table_numbers
 
 Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]

@@ -11,9 +11,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from modicum.errors import DataError, SettingError, argument, first_line
+from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import SEPARATORS
 from modicum.rows.sources import (
     Source,
@@ -21,11 +22,6 @@ from modicum.rows.sources import (
     refuse_repeated,
     require_columns,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-    from pyarrow.fs import FileSystem
 
 BLOCK_BYTES = 1 << 23
 BEGINNING_BYTES = 1 << 16
@@ -50,10 +46,8 @@ class Dialect(NamedTuple):
     point: str = "."
 
     @classmethod
-    def of(cls, path: PurePath, system: FileSystem, encoding: str) -> Dialect:
+    def of(cls, path: PurePath, system: pa.fs.FileSystem, encoding: str) -> Dialect:
         """Return the dialect of a file, which may be compressed."""
-        import pyarrow as pa
-
         try:
             with system.open_input_stream(str(path)) as stream:
                 start = bytes(stream.read(BEGINNING_BYTES))
@@ -125,7 +119,7 @@ class CsvSource(Source):
     def __init__(
         self,
         paths: Sequence[PurePath],
-        system: FileSystem,
+        system: pa.fs.FileSystem,
         categorical: Sequence[str] = (),
         encoding: str = "utf-8",
         levels: bool = False,
@@ -151,8 +145,6 @@ class CsvSource(Source):
         They are those of the first file, but a column without values has the type of the first
         file in which it has some.
         """
-        import pyarrow as pa
-
         refuse_repeated(columns, self.names)
         kinds = dict.fromkeys(columns, pa.null())
         for file in self._files:
@@ -164,8 +156,6 @@ class CsvSource(Source):
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order."""
-        import pyarrow as pa
-
         for file in self._files:
             require_columns(file.path, columns, file.schema.names)
             try:
@@ -181,8 +171,6 @@ class CsvSource(Source):
 
     def _widen(self, file: CsvFile, columns: Sequence[str], error: Exception) -> NoReturn:
         """Widen the columns that hold a misfit and raise `TypesWidened`; else raise `DataError`."""
-        import pyarrow as pa
-
         file.require_encoding()
         types = {name: file.types[name] for name in columns}
         try:
@@ -223,10 +211,8 @@ class CsvFile:
     """
 
     def __init__(
-        self, path: PurePath, system: FileSystem, encoding: str, categorical: Sequence[str]
+        self, path: PurePath, system: pa.fs.FileSystem, encoding: str, categorical: Sequence[str]
     ) -> None:
-        import pyarrow as pa
-
         self.path, self._system, self._encoding = path, system, encoding
         self._dialect = Dialect.of(path, system, encoding)
         self.widened = dict.fromkeys(categorical, pa.string())
@@ -234,8 +220,6 @@ class CsvFile:
     @cached_property
     def schema(self) -> pa.Schema:
         """Names and types of all columns, as inferred from the first rows."""
-        import pyarrow as pa
-
         try:
             schema = self.open(None).schema
             schema.names  # noqa: B018 - decoded on access
@@ -255,15 +239,13 @@ class CsvFile:
 
     def open(
         self, columns: Sequence[str] | None, types: Mapping[str, pa.DataType] | None = None
-    ) -> arrow_csv.CSVStreamingReader:
+    ) -> pa.csv.CSVStreamingReader:
         """Open the file to read some columns, or all."""
-        from pyarrow import csv as arrow_csv
-
-        return arrow_csv.open_csv(
+        return pa.csv.open_csv(
             self._system.open_input_stream(str(self.path)),  # decompressed by the file's ending
-            read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
-            parse_options=arrow_csv.ParseOptions(delimiter=self._dialect.separator),
-            convert_options=arrow_csv.ConvertOptions(
+            read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
+            parse_options=pa.csv.ParseOptions(delimiter=self._dialect.separator),
+            convert_options=pa.csv.ConvertOptions(
                 include_columns=None if columns is None else list(columns),
                 column_types=dict(self.widened if types is None else types),
                 strings_can_be_null=True,
@@ -276,8 +258,6 @@ class CsvFile:
 
         Arrow's error message names the column too, but its wording may change.
         """
-        import pyarrow as pa
-
         found: dict[str, tuple[int, str]] = {}
         start = 0
         for batch in self.open(list(types), dict.fromkeys(types, pa.string())):
@@ -291,15 +271,11 @@ class CsvFile:
 
     def count(self) -> int:
         """Count the rows."""
-        import pyarrow as pa
-
         name = self.schema.names[0]
         return sum(batch.num_rows for batch in self.open([name], {name: pa.string()}))
 
     def require_encoding(self) -> None:
         """Refuse a file that is not in the stated encoding, naming the first invalid byte."""
-        import pyarrow as pa
-
         decoder = codecs.getincrementaldecoder(self._encoding)()
         lines, start = 1, b""
         try:
@@ -336,15 +312,13 @@ class CsvFile:
 
 def _first_misfit(values: pa.Array, kind: pa.DataType, point: str = ".") -> int | None:
     """Index of the first text that cannot be read as `kind`, found by bisection."""
-    import pyarrow as pa
-    from pyarrow import compute
 
     def fits(part: pa.Array) -> bool:
         if pa.types.is_null(kind):
             return bool(part.null_count == len(part))
         try:
-            pointed = compute.replace_substring(part, point, ".")
-            compute.cast(compute.utf8_trim_whitespace(pointed), kind)
+            pointed = pa.compute.replace_substring(part, point, ".")
+            pa.compute.cast(pa.compute.utf8_trim_whitespace(pointed), kind)
         except pa.ArrowException:
             return False
         return True

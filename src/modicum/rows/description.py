@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import DataError, ModicumError
+from modicum.files import Json, integer, mapping, plain, restored, sequence, short, text
 from modicum.rows.coding import (
     CODE_TYPES,
     STORED_TYPES,
@@ -23,16 +24,6 @@ from modicum.rows.coding import (
     level_names,
 )
 from modicum.rows.formula.encoding import FormulaEncoding
-from modicum.rows.json_entries import (
-    Json,
-    integer,
-    mapping,
-    plain,
-    restored,
-    sequence,
-    short,
-    text,
-)
 
 # The kind of numbers a field was given as, by NumPy's dtype.kind.
 KINDS = {"i": "integer", "u": "integer", "b": "boolean"}

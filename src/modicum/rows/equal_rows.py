@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from modicum.libraries import pandas as pd
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
 from modicum.rows.memory import MemoryBackend
@@ -44,8 +45,6 @@ class _Counted(NamedTuple):
     @classmethod
     def of(cls, hashed: Array, weight: Array, fields: Mapping[str, Array]) -> _Counted:
         """Count equal rows."""
-        import pandas as pd  # its hash table is several times faster than sorting
-
         place, values = pd.factorize(hashed)
         first = np.empty(len(values), np.intp)
         first[place[::-1]] = np.arange(len(place))[::-1]  # of several, the last that is written

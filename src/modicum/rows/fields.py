@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError
+from modicum.libraries import pandas as pd
+from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import (
     WeightCheck,
     as_dtype,
@@ -22,19 +24,9 @@ from modicum.rows.checks import (
 )
 from modicum.rows.coding import Array, DType, Level, code_type, treatment
 from modicum.rows.description import KINDS, Description
-from modicum.rows.levels import (
-    MOST_LEVELS,
-    distinct,
-    joined,
-    numbers,
-    ordered,
-    reference_first,
-)
+from modicum.rows.levels import MOST_LEVELS, distinct, joined, numbers, ordered, reference_first
 from modicum.rows.memory import MemoryBackend, fill
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Fields of one number per row; but an offset may hold one per class, and user-defined models may
 # have a y of any shape.
@@ -49,8 +41,6 @@ class NumberField:
         self.columns: tuple[str, ...] = ()  # of a frame or a series
         self.shape: tuple[int, ...] = ()
         if is_series(value):
-            import pyarrow as pa
-
             self.title = str(value.name) if getattr(value, "name", None) else None
             column = arrow_column(value, name)
             self._arrays = _column_arrays(pa.table({name: column}), name in SCALARS)
@@ -143,13 +133,9 @@ def _level_codes(
     value: Any,  # a categorical column of any library
 ) -> tuple[list[Level], Array, bool]:
     """Return the distinct values, a code per row, and whether the user has ordered the values."""
-    import pyarrow as pa
-
     if is_table(value) or isinstance(value, str | PathLike | Mapping):
         raise DataError(f"the factor {name!r} must be one level per row, not a table or text.")
     if library(value) == "pandas" and not is_series(value):  # a pandas extension array
-        import pandas as pd
-
         value = pd.Series(value)
     if is_series(value):
         column = joined(arrow_column(value, name))

@@ -9,13 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from modicum.errors import DataError, SettingError, first_line
 from modicum.files import is_uri, place_name, refuse_uri
-
-if TYPE_CHECKING:
-    from pyarrow.fs import FileInfo, FileSystem
+from modicum.libraries import pyarrow as pa
 
 T = TypeVar("T")
 ATTEMPTS, FIRST_PAUSE = 4, 0.5  # attempts per read; seconds before the second, then doubled
@@ -27,8 +25,6 @@ class LakeError(DataError):
 
 def with_retries(call: Callable[[], T]) -> T:
     """Return what `call` returns, retrying after failures that may be temporary."""
-    import pyarrow as pa
-
     for attempt in range(ATTEMPTS - 1):
         try:
             return call()
@@ -72,13 +68,10 @@ def cache_folder() -> Path:
     return Path(cache).expanduser() / "modicum"
 
 
-def file_system(uri: str) -> tuple[FileSystem, str]:
+def file_system(uri: str) -> tuple[pa.fs.FileSystem, str]:
     """Return the file system of a URI, and the path within it."""
-    import pyarrow as pa
-    from pyarrow import fs
-
     try:
-        system, path = fs.FileSystem.from_uri(uri)
+        system, path = pa.fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as error:
         called = place_name(uri)
         raise SettingError(
@@ -110,8 +103,8 @@ class Listing(NamedTuple):
         Whether any of the files is remote.
     """
 
-    system: FileSystem
-    files: list[FileInfo]
+    system: pa.fs.FileSystem
+    files: list[pa.fs.FileInfo]
     base: str | None
     called: str
     remote: bool
@@ -119,8 +112,6 @@ class Listing(NamedTuple):
     @classmethod
     def of(cls, places: Sequence[str | os.PathLike[str]]) -> Listing:
         """List the files at paths or URIs: files, folders, or globs."""
-        import pyarrow as pa
-
         called = place_name(places[0]) + (" ..." if len(places) > 1 else "")
         systems, files, bases = [], [], []
         try:
@@ -180,10 +171,8 @@ def _common(places: Sequence[object], bases: Sequence[str | None]) -> str | None
     return base
 
 
-def _at_path(path: Path) -> tuple[FileSystem, list[FileInfo], str | None]:
+def _at_path(path: Path) -> tuple[pa.fs.FileSystem, list[pa.fs.FileInfo], str | None]:
     """Return the files at a path, and its folder if names of folders below it are columns."""
-    from pyarrow import fs
-
     if path.is_file():
         files = [path]
     elif path.is_dir():
@@ -196,25 +185,23 @@ def _at_path(path: Path) -> tuple[FileSystem, list[FileInfo], str | None]:
         raise DataError(f"there is no file at {path}: check the path.")
     folders = {parent.name for f in files for parent in f.parents if path in parent.parents}
     base = os.path.abspath(path) if any("=" in folder for folder in folders) else None
-    system = fs.LocalFileSystem()
+    system = pa.fs.LocalFileSystem()
     return system, system.get_file_info([os.path.abspath(file) for file in files]), base
 
 
-def _at_uri(uri: str) -> tuple[FileSystem, list[FileInfo], str]:
+def _at_uri(uri: str) -> tuple[pa.fs.FileSystem, list[pa.fs.FileInfo], str]:
     """Return the files at a URI (of a file, a folder or a glob), and the folder they are in."""
-    from pyarrow import fs
-
     system, path = file_system(uri)
     globbed = any(c in path for c in "*?[")
     base = path.rstrip("/")
     while any(c in base for c in "*?["):
         base = base.rpartition("/")[0]
     info = system.get_file_info(base)
-    if not globbed and info.type == fs.FileType.File:
+    if not globbed and info.type == pa.fs.FileType.File:
         return system, [info], base.rpartition("/")[0]
-    if info.type == fs.FileType.NotFound:
+    if info.type == pa.fs.FileType.NotFound:
         raise DataError(f"there is no file at {path}: check the path.")
-    inside = system.get_file_info(fs.FileSelector(base, recursive=True))
+    inside = system.get_file_info(pa.fs.FileSelector(base, recursive=True))
     files = [f for f in inside if f.is_file and not _hidden(f.path[len(base) :].split("/"))]
     if globbed:
         pattern = path.replace("**/", "*")

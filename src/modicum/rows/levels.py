@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError
+from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import RowNumbers, missing, names_like, reads_as_number
 from modicum.rows.coding import Array, DType, Level, level_key
-from modicum.rows.sources import Source
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from modicum.rows.sources import Source, kind_of
 
 # Columns with more levels are unlikely to be meant as treatment contrasts.
 MOST_LEVELS = 10_000
@@ -32,26 +29,12 @@ MARKED = rf"[{MINUS}]?[{SIGNS}]?[{MINUS}]?\s?{DIGITS}\s?[{SIGNS}]?"
 NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
 
 
-def kind_of(kind: pa.DataType) -> str:
-    """Return the kind of a column: "number", "levels", "boolean", or its Arrow type."""
-    from pyarrow import types as kinds
-
-    if kinds.is_boolean(kind):
-        return "boolean"
-    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind):
-        return "number"
-    text = kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
-    return "levels" if text or kinds.is_dictionary(kind) else str(kind)
-
-
 def floating(types: Iterable[pa.DataType]) -> list[DType]:
     """Return the floating types among the columns' types (a decimal counts as float64)."""
-    from pyarrow import types as kinds
-
     return [
-        np.dtype(kind.to_pandas_dtype() if kinds.is_floating(kind) else np.float64)
+        np.dtype(kind.to_pandas_dtype() if pa.types.is_floating(kind) else np.float64)
         for kind in types
-        if kinds.is_floating(kind) or kinds.is_decimal(kind)
+        if pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     ]
 
 
@@ -62,8 +45,6 @@ def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def numbers(array: pa.Array, name: str, rows: RowNumbers, text_remedy: str) -> Array:
     """Return an Arrow column as a NumPy array of integers, booleans or floats; refuse others."""
-    import pyarrow as pa
-
     kind = kind_of(array.type)
     if kind == "levels" and len(array):
         values = array.to_pylist()
@@ -136,8 +117,6 @@ def _sort_levels(name: str, levels: Iterable[Level]) -> list[Level]:
 
 def distinct(array: pa.Array, name: str, rows: RowNumbers) -> tuple[list[Level], Array]:
     """Return the distinct values, and for each row the index of its value."""
-    import pyarrow as pa
-
     if pa.types.is_string_view(array.type):
         array = array.cast(pa.large_string())
     if not pa.types.is_dictionary(array.type):

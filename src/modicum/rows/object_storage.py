@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.files import place_name
+from modicum.libraries import pyarrow as pa
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
 from modicum.rows.lake import LakeError, file_system, is_remote, with_retries
@@ -32,9 +33,6 @@ from modicum.rows.store import (
     ShardedBackend,
     check_file,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PIECE = 1 << 23  # bytes read or sent at a time
 NEAR = 1 << 16  # gaps of at most this many bytes between rows are read too, to save requests
@@ -75,9 +73,7 @@ class Bucket(Folder):
 
     def names(self) -> list[str]:
         """Names of the files in the folder."""
-        from pyarrow import fs
-
-        selector = fs.FileSelector(self._path, allow_not_found=True)
+        selector = pa.fs.FileSelector(self._path, allow_not_found=True)
         infos = self._call(DESCRIPTION, lambda: self._system.get_file_info(selector))
         return [info.base_name for info in infos if info.base_name]
 
@@ -125,8 +121,6 @@ class Bucket(Folder):
             yield remote.between(start, min(start + step, shard.rows))
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
-        import pyarrow as pa
-
         try:
             return with_retries(call)
         except (pa.ArrowException, OSError) as error:
@@ -142,12 +136,9 @@ class Bucket(Folder):
 
     def _is_gone(self, name: str) -> bool:
         """Whether a file that could not be read is known not to exist."""
-        import pyarrow as pa
-        from pyarrow import fs
-
         try:
             info = self._system.get_file_info(f"{self._path}/{name}")
-            return bool(info.type == fs.FileType.NotFound)
+            return bool(info.type == pa.fs.FileType.NotFound)
         except (pa.ArrowException, OSError):
             return False
 
@@ -207,14 +198,10 @@ class Bucket(Folder):
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists; ignore failures, since a leftover file does no harm."""
-        import pyarrow as pa
-
         with contextlib.suppress(pa.ArrowException, OSError):
             self._system.delete_file(f"{self._path}/{name}")
 
     def _put(self, name: str, pieces: Callable[[], Iterator[bytes]], size: int) -> None:
-        import pyarrow as pa
-
         def once() -> None:
             with self._system.open_output_stream(f"{self._path}/{name}") as stream:
                 for piece in pieces():

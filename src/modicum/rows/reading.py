@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
 from modicum.errors import SettingError, argument, whole_number
 from modicum.files import is_uri, place_name, whole_file
+from modicum.libraries import pyarrow as pa
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError, as_dtype, block_rows, in_type
 from modicum.rows.coding import Array, Level, level_names
@@ -38,9 +39,6 @@ from modicum.rows.store import DESCRIPTION
 from modicum.rows.table_encoding import ChosenColumns, learn_columns
 from modicum.rows.tables import is_dataset, open_table
 from modicum.rows.writing import PackedRows, refuse_taken, write_store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def ingest(
@@ -243,13 +241,9 @@ class RowsSource(Source):
             yield self._batch(chunk, columns)
 
     def _batch(self, chunk: dict[str, Array], columns: Sequence[str]) -> pa.RecordBatch:
-        import pyarrow as pa
-
         return pa.record_batch({name: self._column(chunk, name) for name in columns})
 
     def _column(self, chunk: dict[str, Array], name: str) -> pa.Array:
-        import pyarrow as pa
-
         if name in self._numbers:
             return pa.array(np.ascontiguousarray(chunk["x"][:, self._numbers[name]]))
         if name in self._scalars:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, first_line
+from modicum.libraries import pandas as pd
+from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import common_length, names_like, reads_as_number
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
 
 # Rows decoded at a time: few enough for the memory, even with many columns, enough to be fast.
 BATCH_ROWS = 1 << 16
@@ -120,8 +118,6 @@ def is_columns(value: object) -> bool:
 
 def frame_of_columns(columns: Mapping[str, Any]) -> pd.DataFrame:  # columns of any library
     """Make a data frame of columns matched by position, ignoring their indices."""
-    import pandas as pd
-
     if not is_columns(columns):
         raise SettingError(
             "a mapping passed as a table must map names to columns of one value per row, as in "
@@ -139,8 +135,6 @@ class TableSource(Source):
         if type(table).__name__ == "LazyFrame":
             raise SettingError("a polars LazyFrame has no rows yet: pass frame.collect().")
         if library(table) not in ("pandas", "polars", "pyarrow"):
-            import pyarrow as pa
-
             table = pa.table(table)
         self._table = table
         raw = table.column_names if library(table) == "pyarrow" else list(table.columns)
@@ -150,8 +144,6 @@ class TableSource(Source):
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """Return the named columns as an Arrow table."""
-        import pyarrow as pa
-
         return pa.table({name: arrow_column(self._values(name), name) for name in columns})
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
@@ -181,8 +173,6 @@ class TableSource(Source):
 
 def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:  # of any library
     """Return a column as an Arrow array."""
-    import pyarrow as pa
-
     if library(series) == "pyarrow":
         return series
     try:
@@ -203,8 +193,6 @@ def _arrow_compatible(series: pd.Series) -> pd.Series:
 
     Intervals (from `pd.cut`) become ordered text; other byte orders come from FITS or Stata files.
     """
-    import pandas as pd
-
     if isinstance(series.dtype, np.dtype) and not series.dtype.isnative:
         return series.astype(series.dtype.newbyteorder("="))
     if isinstance(series.dtype, pd.SparseDtype):
@@ -257,11 +245,25 @@ def _polars(compute: Callable[[], T]) -> T:
         ) from None
 
 
+def kind_of(kind: pa.DataType) -> str:
+    """Return the kind of a column: "number", "levels", "boolean", or its Arrow type."""
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    return "levels" if is_text(kind) or pa.types.is_dictionary(kind) else str(kind)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are text, be they strings or categories."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
 def keeps_order(kind: pa.DataType, schema: pa.Schema) -> bool:
     """Whether a column is an ordered dictionary, or a category written by pandas."""
-    from pyarrow import types
-
-    return types.is_dictionary(kind) and (kind.ordered or b"pandas" in (schema.metadata or {}))
+    return pa.types.is_dictionary(kind) and (kind.ordered or b"pandas" in (schema.metadata or {}))
 
 
 def require_columns(path: str | PurePath, columns: Sequence[str], names: Sequence[str]) -> None:
@@ -289,16 +291,10 @@ def refuse_booleans_and_numbers(columns: Sequence[str], schemas: Mapping[str, pa
     schemas
         Names and types of columns, by the name of the part.
     """
-    from pyarrow import types
-
     for name in columns:
-        kinds = {part: schema.field(name).type for part, schema in schemas.items()}
-        booleans = [part for part, kind in kinds.items() if types.is_boolean(kind)]
-        numbers = [
-            part
-            for part, kind in kinds.items()
-            if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
-        ]
+        kinds = {part: kind_of(schema.field(name).type) for part, schema in schemas.items()}
+        booleans = [part for part, kind in kinds.items() if kind == "boolean"]
+        numbers = [part for part, kind in kinds.items() if kind == "number"]
         if booleans and numbers:
             raise DataError(
                 f"column {name!r} holds booleans in {booleans[0]} and numbers in {numbers[0]}, and "

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from modicum.errors import DataError
+from modicum.files import integer, restored
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
-from modicum.rows.json_entries import integer, restored
 from modicum.rows.memory import Backend
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"

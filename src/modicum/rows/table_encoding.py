@@ -26,13 +26,12 @@ from modicum.rows.levels import (
     distinct,
     floating,
     joined,
-    kind_of,
     numbers,
     ordered,
     refuse_stray_text,
     table_column,
 )
-from modicum.rows.sources import Source
+from modicum.rows.sources import Source, kind_of
 
 MOST_UNDECLARED = 500  # levels of a text column that the user did not declare categorical
 

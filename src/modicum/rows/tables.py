@@ -19,9 +19,10 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from modicum.errors import DataError, ResourceError, SettingError, first_line
+from modicum.libraries import pyarrow as pa
 from modicum.rows.csv import CsvSource
 from modicum.rows.lake import ATTEMPTS, Listing, pause, unreadable
 from modicum.rows.sources import (
@@ -32,16 +33,13 @@ from modicum.rows.sources import (
     frame_of_columns,
     is_series,
     is_table,
+    is_text,
     keeps_order,
     library,
     refuse_booleans_and_numbers,
     refuse_repeated,
     require_columns,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyarrow.dataset import Fragment
 
 FOOTERS = 16  # footers read at the same time
 KINDS = {
@@ -88,8 +86,6 @@ def open_table(
     elif isinstance(table, Iterator | list | tuple):
         return SpooledSource(table)
     elif hasattr(table, "__arrow_c_stream__") and not is_series(table):
-        import pyarrow as pa
-
         return SpooledSource(pa.RecordBatchReader.from_stream(table))
     else:
         raise SettingError(
@@ -143,8 +139,6 @@ class DatasetSource(Source):
 
     def _schema(self, columns: Sequence[str]) -> pa.Schema:
         """Return the names and types of some columns."""
-        import pyarrow as pa
-
         refuse_repeated(columns, self.names)
         schema = self._dataset.schema
         return pa.schema([schema.field(name) for name in columns], schema.metadata)
@@ -160,8 +154,6 @@ class DatasetSource(Source):
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order."""
-        import pyarrow as pa
-
         try:
             scan = self._dataset.scanner(columns=list(columns), **IN_SMALL_PIECES)
             yield from scan.to_batches()
@@ -184,8 +176,6 @@ class FileSource(DatasetSource):
     """
 
     def __init__(self, listing: Listing, parquet: bool) -> None:
-        import pyarrow as pa
-
         self.called, self.remote, self.identity = listing.called, listing.remote, listing.identity
         self._parquet = parquet
         try:
@@ -202,8 +192,6 @@ class FileSource(DatasetSource):
 
     def _schema(self, columns: Sequence[str]) -> pa.Schema:
         """Return one type for each column: numbers widen, and incompatible types are refused."""
-        import pyarrow as pa
-
         parts = dict(zip([f.path for f in self._fragments], self._schemas, strict=True))
         for path, schema in parts.items():
             require_columns(path, columns, schema.names)
@@ -235,7 +223,7 @@ class FileSource(DatasetSource):
             yield from self._file_batches(fragment, schema, first)
             first = 0 if count is not None or not first else max(0, first - fragment.count_rows())
 
-    def _check_folder_names(self, fragment: Fragment, columns: Sequence[str]) -> None:
+    def _check_folder_names(self, fragment: pa.dataset.Fragment, columns: Sequence[str]) -> None:
         """Refuse a file whose columns contradict the names of its folders; read them once."""
         values = _folder_values(fragment)
         own = fragment.physical_schema
@@ -246,8 +234,6 @@ class FileSource(DatasetSource):
         ]
         if not unchecked:
             return
-        import pyarrow as pa
-
         alone = fragment.format.make_fragment(fragment.path, fragment.filesystem)
         for batch in self._file_batches(alone, pa.schema(unchecked)):
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -255,11 +241,9 @@ class FileSource(DatasetSource):
         self._agree.update((fragment.path, field.name) for field in unchecked)
 
     def _file_batches(
-        self, fragment: Fragment, schema: pa.Schema, first: int = 0
+        self, fragment: pa.dataset.Fragment, schema: pa.Schema, first: int = 0
     ) -> Iterator[pa.RecordBatch]:
         """Record batches of one file from row `first` on; reading resumes after a failure."""
-        import pyarrow as pa
-
         position, attempt = first, 0
         while True:
             at = 0
@@ -278,13 +262,10 @@ class FileSource(DatasetSource):
                     raise unreadable(fragment.path, error, self._parquet) from None
                 pause(attempt - 1)
 
-    def _scan(self, fragment: Fragment, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-        from pyarrow import dataset
-
+    def _scan(self, fragment: pa.dataset.Fragment, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         options = {}
         if self._parquet:  # read a batch without its whole row group
-            options["fragment_scan_options"] = dataset.ParquetFragmentScanOptions(
+            options["fragment_scan_options"] = pa.dataset.ParquetFragmentScanOptions(
                 use_buffered_stream=True, buffer_size=1 << 20, pre_buffer=False
             )
         scan = fragment.scanner(schema=schema, columns=schema.names, **IN_SMALL_PIECES, **options)
@@ -298,20 +279,19 @@ class FileSource(DatasetSource):
             yield batch
 
 
-def _fragments(listing: Listing, parquet: bool) -> list[Fragment]:
+def _fragments(listing: Listing, parquet: bool) -> list[pa.dataset.Fragment]:
     """Return the files as Arrow reads them, with the values that folder names hold."""
-    import pyarrow as pa
-    from pyarrow import dataset
-
-    file_format = dataset.ParquetFileFormat() if parquet else dataset.IpcFileFormat()
+    file_format = pa.dataset.ParquetFileFormat() if parquet else pa.dataset.IpcFileFormat()
     if listing.base is None:
         return [file_format.make_fragment(path, listing.system) for path in listing.paths]
-    options = dataset.FileSystemFactoryOptions(
+    options = pa.dataset.FileSystemFactoryOptions(
         partition_base_dir=listing.base,
-        partitioning=dataset.HivePartitioning.discover(),
+        partitioning=pa.dataset.HivePartitioning.discover(),
         exclude_invalid_files=False,
     )
-    factory = dataset.FileSystemDatasetFactory(listing.system, listing.paths, file_format, options)
+    factory = pa.dataset.FileSystemDatasetFactory(
+        listing.system, listing.paths, file_format, options
+    )
     in_file, in_names = factory.inspect_schemas()
     for at, name in enumerate(in_names.names):
         # Arrow takes names of digits for numbers, also where the first file holds text.
@@ -321,10 +301,8 @@ def _fragments(listing: Listing, parquet: bool) -> list[Fragment]:
     return [by_path[path] for path in listing.paths]
 
 
-def _footer(fragment: Fragment) -> tuple[pa.Schema, int | None]:
+def _footer(fragment: pa.dataset.Fragment) -> tuple[pa.Schema, int | None]:
     """Return a file's schema, including columns from folder names, and its row count if known."""
-    import pyarrow as pa
-
     physical = fragment.physical_schema
     values = _folder_values(fragment)
     named = [pa.field(name, pa.scalar(value).type) for name, value in values.items()]
@@ -335,8 +313,6 @@ def _footer(fragment: Fragment) -> tuple[pa.Schema, int | None]:
 
 def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return a type that holds the values of both; raise an Arrow error if there is none."""
-    import pyarrow as pa
-
     if is_text(one) and is_text(other):
         # Libraries write text as strings or as large strings, and categories as dictionaries.
         return pa.large_string()
@@ -344,41 +320,30 @@ def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
 
-def _folder_values(fragment: Fragment) -> dict[str, Any]:  # text, numbers or None
+def _folder_values(fragment: pa.dataset.Fragment) -> dict[str, Any]:  # text, numbers or None
     """Return the columns that the folders of a file hold, with their values."""
-    from pyarrow.dataset import get_partition_keys
-
-    return dict(get_partition_keys(fragment.partition_expression))
+    return dict(pa.dataset.get_partition_keys(fragment.partition_expression))
 
 
 def _refuse_contradiction(path: str, name: str, column: pa.Array, value: object) -> None:
     """Refuse a column of a file that holds anything but the `value` in the name of its folder."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow import types
-
-    column = column.dictionary_decode() if types.is_dictionary(column.type) else column
+    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     try:
         expected = pa.scalar(value).cast(column.type)
-        agrees = column.is_null() if value is None else pc.equal(column, expected).fill_null(False)
+        agrees = (
+            column.is_null()
+            if value is None
+            else pa.compute.equal(column, expected).fill_null(False)
+        )
     except pa.ArrowException:  # the folder's value is of another kind than the column's
         agrees = pa.array([False] * len(column))
-    at = pc.index(agrees, False).as_py()
+    at = pa.compute.index(agrees, False).as_py()
     if at >= 0:
         raise DataError(
             f"{path} holds {column[at].as_py()!r} in column {name!r}, and {value!r} according to "
             "the name of its folder: correct one of them, rename the column or the folder, or pass "
             "pyarrow.dataset.dataset(...) of the folder, which ignores the names of folders."
         )
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether values of this type are text, be they strings or categories."""
-    from pyarrow import types
-
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    kinds = (types.is_string, types.is_large_string, types.is_string_view)
-    return any(is_kind(kind) for is_kind in kinds)
 
 
 # Tables that can be iterated only once ---------------------------------------------------------
@@ -408,8 +373,6 @@ class SpooledSource(FileSource):
 
 
 def _spool(tables: Iterable[object], path: Path) -> int:
-    import pyarrow as pa
-
     writer, schema, rows = None, None, 0
     try:
         for number, table in enumerate(tables):
@@ -453,8 +416,6 @@ def _temporary() -> Iterator[None]:
 
 def _cast_to_first(part: pa.Table, schema: pa.Schema, number: int) -> pa.Table:
     """Cast a table to the schema of the first; refuse other columns and values that do not fit."""
-    import pyarrow as pa
-
     require_columns(f"table {number}", schema.names, part.column_names)
     refuse_booleans_and_numbers(schema.names, {"table 0": schema, f"table {number}": part.schema})
     try:

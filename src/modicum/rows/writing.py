@@ -22,12 +22,11 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.files import place_name
+from modicum.files import mapping, place_name
 from modicum.progress import Progressbar, phase
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
 from modicum.rows.fingerprint import RunningFingerprint
-from modicum.rows.json_entries import mapping
 from modicum.rows.lake import LakeError, is_remote, local_path
 from modicum.rows.object_storage import Bucket
 from modicum.rows.rows import Rows

@@ -28,8 +28,16 @@ from typing import Self, TypeVar
 import numpy as np
 
 from modicum.errors import DataError, ResourceError, SettingError, first_line
-from modicum.files import DISK_FULL, Lock, check_members, refuse_uri, stored_array
-from modicum.rows.json_entries import Json, plain, restored
+from modicum.files import (
+    DISK_FULL,
+    Json,
+    Lock,
+    check_members,
+    plain,
+    refuse_uri,
+    restored,
+    stored_array,
+)
 
 FORMAT = "modicum-checkpoint-1"
 INDEX, LOCK = "run.json", "run.lock"

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, suggestion
+from modicum.files import Json
 from modicum.models.covariances import correlations, draw_partials, partials_of
 from modicum.models.priors.distributions import (
     LKJ,
@@ -36,7 +37,6 @@ from modicum.models.priors.exact import (
 )
 from modicum.models.terms import GroupTerm, PooledTerm, SmoothTerm
 from modicum.rows import Rows
-from modicum.rows.json_entries import Json
 from modicum.runtime import Pytree
 
 SUMMARY_NAME = re.compile(r"(\w+\.)?beta\[(.*)\]", re.DOTALL)

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from modicum.errors import DataError, ModicumError
+from modicum.files import Json, mapping, plain, restored, sequence
 from modicum.rows.checks import WeightCheck
 from modicum.rows.coding import Array, DType, Level
 from modicum.rows.formula.evaluation import (
@@ -31,9 +32,7 @@ from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.parsing import ParsedGroup
 from modicum.rows.formula.smooths import State
 from modicum.rows.formula.structure import Factor, MatrixLayout, Part, lay_out, reduced_parts
-from modicum.rows.json_entries import Json, mapping, plain, restored, sequence
-from modicum.rows.levels import kind_of
-from modicum.rows.sources import Source
+from modicum.rows.sources import Source, kind_of
 
 MOST_NUMBERS = 1_000_000  # in the saved state of a transform
 

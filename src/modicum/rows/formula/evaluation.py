@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.rows.checks import (
-    MissingValueError,
-    NewLevelError,
-    in_type,
-    require_exact,
-)
+from modicum.libraries import pyarrow as pa
+from modicum.rows.checks import MissingValueError, NewLevelError, in_type, require_exact
 from modicum.rows.coding import Array, DType, Level, code_type, level_places
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
 from modicum.rows.formula.smooths import State
 from modicum.rows.formula.structure import Codes, Factor, Numbers
-from modicum.rows.levels import distinct, joined, kind_of, numbers
-from modicum.rows.sources import BATCH_ROWS, Source
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from modicum.rows.levels import distinct, joined, numbers
+from modicum.rows.sources import BATCH_ROWS, Source, kind_of
 
 
 class BatchColumns:
@@ -108,8 +101,6 @@ def complete_rows(
     first
         Row number of the first row.
     """
-    import pyarrow as pa
-
     start = first
     for batch in batches:
         row_ids = np.arange(start, start + batch.num_rows)
@@ -152,8 +143,6 @@ def counted(source: Source) -> Iterator[tuple[BatchColumns, int]]:
 
 def _holes(array: pa.Array) -> Array | None:
     """Return a mask of missing values; None without missing values."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(array.type):
         inner = array.dictionary
         empty = inner.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import SettingError, suggestion
+from modicum.libraries import formulaic
 from modicum.rows.coding import Array, Level, level_names
 from modicum.rows.formula.smooths import SMOOTHS
 from modicum.rows.formula.transforms import LEARNERS
@@ -122,10 +123,8 @@ class Contrast:
 
     def matrix(self, levels: tuple[Level, ...]) -> tuple[Array, tuple[str, ...]]:
         """Return the contrast matrix, one row per level, and the names of its columns."""
-        from formulaic.transforms import contrasts
-
         named = level_names(levels) if self.name == "treatment" else levels
-        contrast = getattr(contrasts, CONTRASTS[self.name])(**self.options)
+        contrast = getattr(formulaic.transforms.contrasts, CONTRASTS[self.name])(**self.options)
         matrix = np.asarray(
             contrast.get_coding_matrix(list(levels), reduced_rank=True), dtype=float
         )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from modicum.errors import DataError, ModicumError, SettingError
+from modicum.libraries import formulaic
 from modicum.rows.coding import Array, Level, level_key, level_places
 from modicum.rows.formula.expressions import (
     BINARY,
@@ -241,8 +242,6 @@ class _Interpreter:
 
     def _transform(self, name: str, call: ast.Call) -> Array | ColumnArray:
         """Apply a transform, which learns its state if the rows are all rows."""
-        from formulaic.transforms import TRANSFORMS
-
         text = self.expression.source(call)
         data = np.asarray(self._number(call.args[0]), dtype=float)
         # Any: the transform checks what the user wrote
@@ -259,7 +258,7 @@ class _Interpreter:
             if self.learn is not None and name not in SINGLE:
                 data = data[:1]  # all columns of all rows would take much memory
             state = dict(self.states[text])
-            result = TRANSFORMS[name](data, *options, **words, _state=state)
+            result = formulaic.transforms.TRANSFORMS[name](data, *options, **words, _state=state)
         if state.keys() != self.states[text].keys():
             raise DataError(f"the encoding of {text} is incomplete: it is damaged, fit again.")
         return _as_columns(result, len(data))

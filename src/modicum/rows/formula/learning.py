@@ -12,12 +12,7 @@ from modicum.errors import DataError, SettingError
 from modicum.rows.checks import WeightCheck, reads_as_number
 from modicum.rows.coding import Array, Level, level_key
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
-from modicum.rows.formula.evaluation import (
-    BatchColumns,
-    complete_rows,
-    level_array,
-    no_rows,
-)
+from modicum.rows.formula.evaluation import BatchColumns, complete_rows, level_array, no_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
@@ -25,8 +20,8 @@ from modicum.rows.formula.parsing import Formula, ParsedPredictor
 from modicum.rows.formula.smooths import State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.formula.transforms import learned_state
-from modicum.rows.levels import MOST_LEVELS, kind_of, ordered, reference_first, refuse_stray_text
-from modicum.rows.sources import Source
+from modicum.rows.levels import MOST_LEVELS, ordered, reference_first, refuse_stray_text
+from modicum.rows.sources import Source, kind_of
 
 
 class Learned(NamedTuple):

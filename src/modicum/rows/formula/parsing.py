@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from modicum.errors import SettingError
+from modicum.libraries import formulaic
 from modicum.rows.formula.expressions import Expression
 
 FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
@@ -396,9 +397,6 @@ def _terms(text: str, others: Sequence[str]) -> tuple[tuple[tuple[Expression, ..
     intercept
         Whether there is an intercept.
     """
-    import formulaic
-    from formulaic.errors import FormulaicError
-
     power = re.search(r"(?<![)`\w])([^\W\d]\w*)\s*(?:\^|\*\*)\s*(\d+)", _outside_calls(text))
     if power is not None:
         term = power[1] + "(...)" * bool(re.search(rf"\b{power[1]}\s*\(", text))
@@ -419,7 +417,7 @@ def _terms(text: str, others: Sequence[str]) -> tuple[tuple[tuple[Expression, ..
         context = {"__formulaic_variables_available__": available}
         parsed = formulaic.Formula(plain or "1", _context=context)
         terms = [list(term.factors) for term in parsed]
-    except (FormulaicError, AttributeError, SyntaxError, ValueError, TypeError) as error:
+    except Exception as error:  # of many types
         reason = _shown((str(error).strip().splitlines() or ["it is not one"])[0].rstrip("."))
         raise SettingError(
             f"the formula's terms {text.strip(' +')!r} cannot be read ({reason}): separate terms "

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from modicum.libraries import formulaic
 from modicum.rows.coding import Array
 from modicum.rows.formula.smooths import SMOOTHS, State, learn_smooth
 
@@ -194,15 +195,13 @@ def _cubic(
 
     formulaic places the knots among the different values, however often they occur.
     """
-    from formulaic.transforms import TRANSFORMS
-
     centred = constraints == "center"
     if centred and df is not None:
         if df < 1:
             raise ValueError("df must be at least 1")
         df += 1  # columns before the constraint, which takes one
     state: State = {}
-    columns = TRANSFORMS[name](
+    columns = formulaic.transforms.TRANSFORMS[name](
         x.values,
         df=df,
         knots=knots,
