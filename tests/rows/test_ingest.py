@@ -128,6 +128,12 @@ def test_csv_types_widen(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"column 'b' holds text \('oops' in row 3001\)"):
         ingest(write(tmp_path / "e.csv", lines), tmp_path / "t", **SETTINGS)
     assert not (tmp_path / "t").exists()
+    late = ["a,b,y"] + ["true,,0"] * 1000 + ["true,2.5,1"]
+    with pytest.raises(DataError, match="column 'b' holds a missing value in row 0"):
+        ingest(write(tmp_path / "l.csv", late), tmp_path / "t", **(SETTINGS | {"categorical": ()}))
+    late.append("maybe,1,1")
+    with pytest.raises(DataError, match=r"column 'a' holds text \('maybe' in row 1001\) among"):
+        ingest(write(tmp_path / "l.csv", late), tmp_path / "t", "y", ["a"], progressbar=False)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.checks import names_like
 from modicum.rows.coding import Level
-from modicum.rows.csv import reread
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.evaluation import complete_rows
 from modicum.rows.formula.expressions import Expression
@@ -91,8 +90,7 @@ def _table_values(table: object, name: str, number: int, row_ids: np.ndarray) ->
     source = source_of(table)
     if name not in source.names:
         raise SettingError(f"there is no column {name!r}: {names_like(name, source.names)}")
-    parts = reread(lambda: [_plain(batch.column(name)) for batch in source.batches([name])])
-    values = np.concatenate(parts)
+    values = np.concatenate([_plain(batch.column(name)) for batch in source.batches([name])])
     if len(values) != number:
         raise DataError(
             f"the table has {len(values):,} rows and {number:,} were fitted, since rows with "
@@ -141,7 +139,7 @@ def table_sample(
     for name in columns:
         if name not in source.names:
             raise DataError(source.absent(name))
-    sample = reread(lambda: _sample(source, columns, most, seed, drop))
+    sample = _sample(source, columns, most, seed, drop)
     if sample is None or not len(sample.row_ids):
         raise DataError("there are no (complete) rows in the data: at least one is needed.")
     if fitted is not None and not _made(fitted, sample, table, encoding):

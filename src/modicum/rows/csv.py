@@ -1,4 +1,4 @@
-"""CSV files as a streamed table, whose column types widen if a later row requires it.
+"""CSV files as a streamed table, whose integers may turn into fractions.
 
 How a file separates its columns and writes its numbers is seen in its first lines.
 """
@@ -8,16 +8,20 @@ from __future__ import annotations
 import codecs
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePath
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple
 
 from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import SEPARATORS
+from modicum.rows.formula.expressions import Expression
+from modicum.rows.levels import stray_text
 from modicum.rows.sources import (
     Source,
+    from_row,
+    kind_of,
     refuse_booleans_and_numbers,
     refuse_repeated,
     require_columns,
@@ -28,7 +32,6 @@ BEGINNING_BYTES = 1 << 16
 DECIMAL_COMMA = re.compile(r"[-+]?(?!0*[1-9]\d{0,2}(,\d{3})+$)\d*,\d+")
 DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
 QUOTED = re.compile(r'"[^"]*"')
-T = TypeVar("T")
 
 
 class Dialect(NamedTuple):
@@ -79,26 +82,13 @@ class Dialect(NamedTuple):
         return cls(";", "," if commas and not points else ".")
 
 
-class TypesWidened(Exception):  # noqa: N818 - a signal between reader and ingest, not an error
-    """A column needs a wider type than its first rows suggested: read again from the start."""
-
-
-def reread(read: Callable[[], T]) -> T:
-    """Return what `read` returns, started over if a column of a CSV file needs a wider type."""
-    while True:
-        try:
-            return read()
-        except TypesWidened:
-            continue
-
-
 class CsvSource(Source):
     """CSV files read one after the other; row numbers count data rows from 0.
 
     Categorical columns are read as text, so that levels stay as they are written: "01234" and
-    "1234" are two ZIP codes. Arrow infers the type of every other column from its first few
-    megabytes. If a later value does not fit, the column is read as floats from then on, and
-    `TypesWidened` tells the caller to start over. Each file may have its own `Dialect`.
+    "1234" are two ZIP codes. The type of every other column is that of its first few megabytes;
+    integers may turn into fractions later, but numbers not into text. Each file may have its own
+    `Dialect`.
 
     Parameters
     ----------
@@ -110,8 +100,8 @@ class CsvSource(Source):
         Columns to read as text.
     encoding : str
         Encoding of the files, by its Python name.
-    levels : bool
-        Whether a column that contains anything but numbers is read as text instead of refused.
+    formula : bool
+        Whether a formula says which columns are levels, or the argument `categorical`.
     """
 
     written = True
@@ -122,7 +112,7 @@ class CsvSource(Source):
         system: pa.fs.FileSystem,
         categorical: Sequence[str] = (),
         encoding: str = "utf-8",
-        levels: bool = False,
+        formula: bool = False,
     ) -> None:
         try:
             "a".encode(encoding)  # also refuses codecs that are not text encodings
@@ -131,72 +121,36 @@ class CsvSource(Source):
             raise SettingError(
                 f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
             ) from None
-        self._paths, self._system, self._encoding, self._levels = paths, system, codec, levels
-        self._files = [CsvFile(path, system, codec, categorical) for path in paths]
+        self._paths, self._system, self._encoding, self._formula = paths, system, codec, formula
+        self._files = [CsvFile(path, system, codec, categorical, formula) for path in paths]
         self.names = tuple(self._files[0].schema.names)
 
     def with_text(self, columns: Sequence[str]) -> CsvSource:
         """Return the same files with these columns as text."""
-        return CsvSource(self._paths, self._system, columns, self._encoding, self._levels)
+        return CsvSource(self._paths, self._system, columns, self._encoding, self._formula)
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
-        """Arrow types of the columns, as inferred from the rows read so far.
-
-        They are those of the first file, but a column without values has the type of the first
-        file in which it has some.
-        """
+        """Arrow types of the columns in the first file in which they begin with a value."""
         refuse_repeated(columns, self.names)
         kinds = dict.fromkeys(columns, pa.null())
         for file in self._files:
             empty = [name for name, kind in kinds.items() if pa.types.is_null(kind)]
-            if not empty:
-                break
-            kinds |= {name: file.types.get(name, pa.null()) for name in empty}
+            kinds |= {f.name: f.type for f in file.schema if f.name in empty}
+        for name in [name for name, kind in kinds.items() if pa.types.is_null(kind)]:
+            if any(batch.num_rows > batch.column(0).null_count for batch in self.read([name])):
+                kinds[name] = pa.float64()
         return [kinds[name] for name in columns]
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order."""
+        start, first = 0, self._files[0]
         for file in self._files:
             require_columns(file.path, columns, file.schema.names)
-            try:
-                reader = file.open(columns)
-                known = pa.schema(zip(columns, self.types(columns), strict=True))
-                parts = {str(self._paths[0]): known, str(file.path): reader.schema}
-                refuse_booleans_and_numbers(columns, parts)
-                if any(map(pa.types.is_binary, reader.schema.types)):
-                    file.require_encoding()  # Arrow's type for text that it cannot decode
-                yield from reader
-            except (pa.ArrowException, OSError, UnicodeError) as error:
-                self._widen(file, columns, error)
-
-    def _widen(self, file: CsvFile, columns: Sequence[str], error: Exception) -> NoReturn:
-        """Widen the columns that hold a misfit and raise `TypesWidened`; else raise `DataError`."""
-        file.require_encoding()
-        types = {name: file.types[name] for name in columns}
-        try:
-            misfits = file.misfits(types)
-        except (pa.ArrowException, OSError) as malformed:
-            raise DataError(
-                f"{file.path} is not well-formed CSV ({first_line(malformed)}): correct it."
-            ) from None
-        if not misfits:
-            raise DataError(
-                f"{file.path} cannot be read as CSV ({first_line(error)}): correct it."
-            ) from None
-        for name, (row, value) in misfits.items():
-            if types[name] != pa.float64():
-                file.widened[name] = pa.float64()
-            elif self._levels:
-                for each in self._files:  # text in one file is text in all
-                    each.widened[name] = pa.string()
-            else:
-                row += sum(each.count() for each in self._files[: self._files.index(file)])
-                raise DataError(
-                    f"column {name!r} holds text ({value!r} in row {row}): correct the value, or, "
-                    f"if the column is a predictor, pass {argument('categorical', [name])} to code "
-                    "it as levels."
-                ) from None
-        raise TypesWidened
+            parts = {str(each.path): each.schema for each in (first, file)}
+            refuse_booleans_and_numbers(columns, parts)
+            for batch in file.read(columns, start):
+                yield batch
+                start += batch.num_rows
 
 
 class CsvFile:
@@ -206,22 +160,25 @@ class CsvFile:
     ----------
     path
         Its path in the file system.
-    widened
-        Types of columns that differ from what Arrow infers from the first few megabytes.
     """
 
     def __init__(
-        self, path: PurePath, system: pa.fs.FileSystem, encoding: str, categorical: Sequence[str]
+        self,
+        path: PurePath,
+        system: pa.fs.FileSystem,
+        encoding: str,
+        categorical: Sequence[str],
+        formula: bool,
     ) -> None:
         self.path, self._system, self._encoding = path, system, encoding
-        self._dialect = Dialect.of(path, system, encoding)
-        self.widened = dict.fromkeys(categorical, pa.string())
+        self._formula, self._dialect = formula, Dialect.of(path, system, encoding)
+        self._chosen = dict.fromkeys(categorical, pa.string())  # types that are not inferred
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Names and types of all columns, as inferred from the first rows."""
+        """Names and types of all columns, as the first rows suggest."""
         try:
-            schema = self.open(None).schema
+            schema = self._open(None, self._chosen).schema
             schema.names  # noqa: B018 - decoded on access
         except (pa.ArrowException, OSError, UnicodeError) as error:
             self.require_encoding()
@@ -231,14 +188,58 @@ class CsvFile:
             ) from None
         return schema
 
-    @property
-    def types(self) -> dict[str, pa.DataType]:
-        """Types of the columns: widened, or as inferred."""
-        inferred = dict(zip(self.schema.names, self.schema.types, strict=True))
-        return {name: self.widened.get(name, kind) for name, kind in inferred.items()}
+    def read(self, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
+        """Record batches of these columns, whose first row is number `start` of the table."""
+        if any(pa.types.is_binary(self.schema.field(name).type) for name in columns):
+            self.require_encoding()  # Arrow's type for text that it cannot decode
+        first = start
+        try:
+            for batch in self._open(columns, self._chosen):
+                yield batch
+                start += batch.num_rows
+            return
+        except (pa.ArrowException, OSError, UnicodeError):
+            self.require_encoding()
+        # Some value is not what the first rows suggest, so the rest is read as text.
+        try:
+            texts = self._open(columns, dict.fromkeys(columns, pa.string()))
+            for batch in from_row(texts, start - first):
+                parts = {name: self._as_first(batch.column(name), name, start) for name in columns}
+                yield pa.record_batch(parts)
+                start += batch.num_rows
+        except (pa.ArrowException, OSError) as malformed:
+            raise DataError(
+                f"{self.path} is not well-formed CSV ({first_line(malformed)}): correct it."
+            ) from None
 
-    def open(
-        self, columns: Sequence[str] | None, types: Mapping[str, pa.DataType] | None = None
+    def _as_first(self, texts: pa.Array, name: str, start: int) -> pa.Array:
+        """Return values of a column in the type of its first rows, or as floats; refuse others."""
+        if name in self._chosen:
+            return texts
+        first = self.schema.field(name).type
+        among = {"number": "numbers", "null": "empty values"}.get(kind_of(first))
+        for kind in (first, pa.float64()) if among else (first,):
+            values = self._cast(texts, kind)
+            if values is not None:
+                return values
+        sizes = range(1, len(texts) + 1)
+        row = bisect_left(sizes, True, key=lambda size: self._cast(texts[:size], kind) is None)
+        asked = f"pass {argument('categorical', [name])}"
+        if self._formula:
+            asked = f"write C({Expression.column(name).text})"
+        remedy = f"{asked} to code the column as levels"
+        raise stray_text(name, texts[row].as_py(), start + row, among or "other values", remedy)
+
+    def _cast(self, texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
+        """Return texts as values of a type; None if that is not possible."""
+        try:
+            pointed = pa.compute.replace_substring(texts, self._dialect.point, ".")
+            return pa.compute.cast(pa.compute.utf8_trim_whitespace(pointed), kind)
+        except pa.ArrowException:
+            return None
+
+    def _open(
+        self, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]
     ) -> pa.csv.CSVStreamingReader:
         """Open the file to read some columns, or all."""
         return pa.csv.open_csv(
@@ -247,32 +248,11 @@ class CsvFile:
             parse_options=pa.csv.ParseOptions(delimiter=self._dialect.separator),
             convert_options=pa.csv.ConvertOptions(
                 include_columns=None if columns is None else list(columns),
-                column_types=dict(self.widened if types is None else types),
+                column_types=types,
                 strings_can_be_null=True,
                 decimal_point=self._dialect.point,
             ),
         )
-
-    def misfits(self, types: Mapping[str, pa.DataType]) -> dict[str, tuple[int, str]]:
-        """Read the file as text; return row and value of each column's first misfit.
-
-        Arrow's error message names the column too, but its wording may change.
-        """
-        found: dict[str, tuple[int, str]] = {}
-        start = 0
-        for batch in self.open(list(types), dict.fromkeys(types, pa.string())):
-            for name in types.keys() - found.keys():
-                values = batch.column(name)
-                row = _first_misfit(values, types[name], self._dialect.point)
-                if row is not None:
-                    found[name] = start + row, values[row].as_py()
-            start += batch.num_rows
-        return found
-
-    def count(self) -> int:
-        """Count the rows."""
-        name = self.schema.names[0]
-        return sum(batch.num_rows for batch in self.open([name], {name: pa.string()}))
 
     def require_encoding(self) -> None:
         """Refuse a file that is not in the stated encoding, naming the first invalid byte."""
@@ -308,21 +288,3 @@ class CsvFile:
                 "utf-8)."
             )
         return "pass its actual encoding, or convert it to UTF-8."
-
-
-def _first_misfit(values: pa.Array, kind: pa.DataType, point: str = ".") -> int | None:
-    """Index of the first text that cannot be read as `kind`, found by bisection."""
-
-    def fits(part: pa.Array) -> bool:
-        if pa.types.is_null(kind):
-            return bool(part.null_count == len(part))
-        try:
-            pointed = pa.compute.replace_substring(part, point, ".")
-            pa.compute.cast(pa.compute.utf8_trim_whitespace(pointed), kind)
-        except pa.ArrowException:
-            return False
-        return True
-
-    if fits(values):
-        return None
-    return bisect_left(range(len(values)), True, key=lambda row: not fits(values[: row + 1]))

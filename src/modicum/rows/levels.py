@@ -171,13 +171,17 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
         column = joined(batch.column(name)).to_pylist()
         row = next((row for row, value in enumerate(column) if value in stray), None)
         if row is not None:
-            stands = column[row].strip().lower() in STANDS_FOR_MISSING
-            fix = "leave it empty if it stands for a missing value" if stands else "correct it"
-            raise DataError(
-                f"column {name!r} holds text ({column[row]!r} in row {start + row}) among numbers: "
-                f"{fix}, or {remedy}."
-            )
+            raise stray_text(name, column[row], start + row, "numbers", remedy)
         start += batch.num_rows
+
+
+def stray_text(name: str, value: str, row: int, among: str, remedy: str) -> DataError:
+    """Return the error for a text among other values of a column."""
+    stands = value.strip().lower() in STANDS_FOR_MISSING
+    fix = "leave it empty if it stands for a missing value" if stands else "correct it"
+    return DataError(
+        f"column {name!r} holds text ({value!r} in row {row}) among {among}: {fix}, or {remedy}."
+    )
 
 
 def code_field(column: str) -> str:

@@ -23,7 +23,6 @@ from modicum.libraries import pyarrow as pa
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError, as_dtype, block_rows, in_type
 from modicum.rows.coding import Array, Level, level_names
-from modicum.rows.csv import reread
 from modicum.rows.description import Description, describe
 from modicum.rows.fields import FieldSet
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
@@ -118,17 +117,8 @@ def ingest(
     # With weights, an ingest starts over: their check needs the weights of all rows.
     identity = None if weight is not None else identity_of(table, choice, dtype, encoding)
     refuse_taken(store, overwrite)
-    return reread(
-        lambda: write_store(
-            _packed(table, choice, dtype),
-            store,
-            overwrite,
-            progressbar,
-            shard_rows,
-            sort_by,
-            identity,
-        )
-    )
+    packed = _packed(table, choice, dtype)
+    return write_store(packed, store, overwrite, progressbar, shard_rows, sort_by, identity)
 
 
 def identity_of(source: object, *settings: object) -> str | None:
@@ -362,9 +352,7 @@ def read_formula(
         ))  # fmt: skip
     drop = missing == "drop"
     try:
-        return reread(
-            lambda: _read(parsed, source, weight, drop, store, overwrite, dtype, progressbar)
-        )
+        return _read(parsed, source, weight, drop, store, overwrite, dtype, progressbar)
     except MissingValueError as fault:
         remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
         raise MissingValueError(fault.column, fault.row, "", remedy) from None
@@ -424,11 +412,10 @@ def encode_table(
     The other arguments are those of `modicum.rows.memory.encoded`.
     """
     source = source_of(table, encoding)
-    known = reread(lambda: encoding.with_levels_of(source)) if new_groups else encoding
-    backend = reread(
-        lambda: encoded(known, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels)
+    known = encoding.with_levels_of(source) if new_groups else encoding
+    return Rows._at(
+        encoded(known, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels)
     )
-    return Rows._at(backend)
 
 
 def is_tabular(value: object) -> bool:
@@ -533,7 +520,7 @@ def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:
         data = Rows.open(data)
     if isinstance(data, Rows):
         return RowsSource(data)
-    return open_table(data, text_encoding, as_text, levels=True)
+    return open_table(data, text_encoding, as_text, formula=True)
 
 
 def table_numbers(rows: Rows, table: object) -> Array | None:
@@ -589,12 +576,8 @@ def _kept(encoding: FormulaEncoding, table: object, field: str | None) -> tuple[
         g for g in encoding.groupings if g.field == field and {*g.columns} <= {*source.names}
     ]
     columns = list(dict.fromkeys([*needed, *(name for g in factors for name in g.columns)]))
-
-    def read() -> tuple[Array, Array]:
-        numbers, codes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for part, _ in complete_rows(source.batches(columns), columns, encoding.drops):
-            numbers.append(part.row_ids)
-            codes += [group.places(part) for group in factors]
-        return np.concatenate(numbers), np.concatenate(codes)
-
-    return reread(read)
+    numbers, codes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for part, _ in complete_rows(source.batches(columns), columns, encoding.drops):
+        numbers.append(part.row_ids)
+        codes += [group.places(part) for group in factors]
+    return np.concatenate(numbers), np.concatenate(codes)

@@ -7,7 +7,7 @@ files are in `modicum.rows.tables` and `modicum.rows.csv`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -59,11 +59,7 @@ class Source(ABC):
 
     def batches(self, columns: Sequence[str], first: int = 0) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order, from row `first` on."""
-        for batch in self.read(columns):
-            fresh = batch.slice(min(first, batch.num_rows)) if first else batch
-            first -= batch.num_rows - fresh.num_rows
-            if fresh.num_rows or not batch.num_rows:
-                yield fresh
+        yield from from_row(self.read(columns), first)
 
     @abstractmethod
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -85,6 +81,15 @@ class Source(ABC):
 
     def _hint(self, name: str) -> str:
         return names_like(name, self.names)
+
+
+def from_row(batches: Iterable[pa.RecordBatch], first: int) -> Iterator[pa.RecordBatch]:
+    """Record batches from row `first` on."""
+    for batch in batches:
+        fresh = batch.slice(min(first, batch.num_rows))
+        first -= batch.num_rows - fresh.num_rows
+        if fresh.num_rows or not batch.num_rows:
+            yield fresh
 
 
 def library(value: object) -> str:

@@ -31,6 +31,7 @@ from modicum.rows.sources import (
     Source,
     TableSource,
     frame_of_columns,
+    from_row,
     is_series,
     is_table,
     is_text,
@@ -53,7 +54,7 @@ COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 
 
 def open_table(
-    table: object, encoding: str = "utf-8", as_text: Sequence[str] = (), levels: bool = False
+    table: object, encoding: str = "utf-8", as_text: Sequence[str] = (), formula: bool = False
 ) -> Source:
     """Return a table in memory, a dataset, or files as a `Source`.
 
@@ -65,9 +66,8 @@ def open_table(
         Encoding of CSV files.
     as_text
         Columns of CSV files to read as text.
-    levels
-        Whether a column of a CSV file that contains anything but numbers is read as text instead
-        of refused.
+    formula
+        Whether a formula says which columns are levels, or the argument `categorical`.
     """
     if isinstance(table, Source):
         return table
@@ -96,7 +96,7 @@ def open_table(
     kinds = {_kind(path) for path in listing.paths}
     if kinds == {"csv"} and not listing.holds_columns:
         paths = [PurePosixPath(path) for path in listing.paths]
-        return CsvSource(paths, listing.system, as_text, encoding, levels)
+        return CsvSource(paths, listing.system, as_text, encoding, formula)
     if len(kinds) > 1 or kinds == {"csv"}:
         raise SettingError(
             f"the files at {listing.called} are read as one table, and must all be Parquet or all "
@@ -246,14 +246,10 @@ class FileSource(DatasetSource):
         """Record batches of one file from row `first` on; reading resumes after a failure."""
         position, attempt = first, 0
         while True:
-            at = 0
             try:
-                for batch in self._scan(fragment, schema):
-                    fresh = batch.slice(max(0, position - at))
-                    at += batch.num_rows
-                    if fresh.num_rows:
-                        yield fresh
-                        position = at
+                for batch in from_row(self._scan(fragment, schema), position):
+                    yield batch
+                    position += batch.num_rows
                 return
             except (pa.ArrowException, OSError) as error:
                 attempt += 1
