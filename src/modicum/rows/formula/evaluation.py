@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from modicum.rows.sources import BATCH_ROWS, Source, kind_of
 
 
 class BatchColumns:
-    """The columns of one record batch, each converted on first use.
+    """The columns of one record batch, or of all, each converted on first use.
 
     Parameters
     ----------
@@ -28,18 +28,11 @@ class BatchColumns:
         Rows without missing values in the columns of the formula.
     row_ids
         Row number of each row in the source.
-    held
-        Columns that are converted already.
     """
 
-    def __init__(
-        self,
-        batch: pa.RecordBatch | None,
-        row_ids: Array,
-        held: Mapping[str, Array | LevelArray] | None = None,
-    ) -> None:
+    def __init__(self, batch: pa.RecordBatch | pa.Table | None, row_ids: Array) -> None:
         self.batch, self.row_ids = batch, row_ids
-        self._held = dict(held or {})
+        self._held: dict[str, Array | LevelArray] = {}
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -63,8 +56,6 @@ class BatchColumns:
 
     def levels(self, name: str) -> LevelArray:
         """Return a column as levels, whatever its type."""
-        if self.batch is None:  # held as levels
-            return cast("LevelArray", self._held[name])
         values, codes = distinct(self._arrow(name), name, self.row_ids)
         return LevelArray(tuple(values), codes)
 

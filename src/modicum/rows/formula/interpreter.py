@@ -292,7 +292,8 @@ class _Interpreter:
             return None
         array = self.columns.levels(by)
         if text not in self.states:
-            levels = tuple(map(level_key, ordered(by, array.values)))
+            occurring = [array.values[code] for code in np.unique(array.codes)]
+            levels = tuple(map(level_key, ordered(by, occurring)))
         else:
             levels = tuple(self.states[text]["levels"])
         places = np.array(level_places(levels, array.values) or [-1])[array.codes]

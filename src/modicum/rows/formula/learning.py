@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.errors import DataError, SettingError
+from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import WeightCheck, reads_as_number
-from modicum.rows.coding import Array, Level, level_key
+from modicum.rows.coding import Level, level_key
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.evaluation import BatchColumns, complete_rows, level_array, no_rows
 from modicum.rows.formula.expressions import Expression
@@ -174,53 +175,36 @@ class _Reading:
 
     def read(self) -> None:
         """Read the columns needed for learning."""
-        learned = [*self._values, *self._learners]
-        learned_from = [name for e in learned for name in e.names]
-        weight = self._weight if self._learners else None
-        also = self.groupings.names if weight is None else (*self.groupings.names, weight)
-        names = tuple(dict.fromkeys([*learned_from, *also]))
+        weight = [] if self._weight is None or not self._learners else [self._weight]
+        whole = list(dict.fromkeys([n for e in self._learners for n in e.names] + weight))
+        levels = [name for expression in self._values for name in expression.names]
+        names = tuple(dict.fromkeys([*levels, *whole, *self.groupings.names]))
         self.dropped = 0
         if not names and not self._drop:
             return
-        by: dict[str, list[LevelArray]] = {e.by: [] for e in self._learners if e.by is not None}
-        chunks: dict[str, list[Array]] = {
-            n: [] for e in self._learners for n in e.names if n not in by
-        }
-        for name in by:
-            if self.kinds[name] == "number":
-                raise DataError(
-                    f"column {name!r} holds numbers where by= needs levels: convert it to text."
-                )
-        for name in chunks:
-            if self.kinds[name] != "number":
-                raise DataError(
-                    f"column {name!r} holds levels where the formula needs numbers: convert it to "
-                    "numbers."
-                )
-        weights: list[Array] = []
-        check = None if weight is None else WeightCheck(weight)
-        rows = 0
+        self._check_kinds()
+        rows, row_ids, parts = 0, [], []
         for columns in self._batches(self._needed if self._drop else names):
             rows += len(columns)
             for expression, values in self._values.items():
                 self._collect(expression, values, columns)
             self.groupings.collect(columns)
-            if weight is not None and check is not None:
-                weights.append(columns.numbers(weight).astype(np.float64))
-                check.add(weights[-1], columns.row_ids)
-            for name, parts in chunks.items():
-                parts.append(np.asarray(columns.column(name)))
-            for name, levels in by.items():
-                levels.append(columns.levels(name))
+            if whole:
+                row_ids.append(columns.row_ids)
+                parts.append(pa.table(columns.batch).select(whole))
         self.rows = rows
         if rows == 0:
             raise DataError(no_rows(self._drop))
-        if check is not None:
+        if not whole:
+            return
+        table = pa.concat_tables(parts, promote_options="permissive")
+        all_rows = BatchColumns(table, np.concatenate(row_ids))
+        weights = all_rows.numbers(weight[0]).astype(np.float64) if weight else None
+        if weights is not None:
+            check = WeightCheck(weight[0])
+            check.add(weights, all_rows.row_ids)
             check.finish()
-        held: dict[str, Array | LevelArray] = {n: _concatenated(parts) for n, parts in by.items()}
-        held |= {name: np.concatenate(chunks.pop(name)) for name in list(chunks)}
-        all_rows = BatchColumns(None, np.arange(rows), held)
-        learn = partial(learned_state, np.concatenate(weights) if weights else None)
+        learn = partial(learned_state, weights)
         for expression in self._learners:
             evaluated = evaluate(expression, all_rows, self.states, learn)
             if isinstance(evaluated, LevelArray):
@@ -228,6 +212,20 @@ class _Reading:
             if not isinstance(evaluated, ColumnArray):
                 evaluated = ColumnArray(evaluated[:1, None], (), False)
             self._numbers[expression] = evaluated
+
+    def _check_kinds(self) -> None:
+        """Refuse levels that transforms should learn from, and numbers as levels of smooths."""
+        by = {expression.by for expression in self._learners}
+        for name in [name for expression in self._learners for name in expression.names]:
+            if name in by and self.kinds[name] == "number":
+                raise DataError(
+                    f"column {name!r} holds numbers where by= needs levels: convert it to text."
+                )
+            if name not in by and self.kinds[name] != "number":
+                raise DataError(
+                    f"column {name!r} holds levels where the formula needs numbers: convert it to "
+                    "numbers."
+                )
 
     def _collect(
         self, expression: Expression, values: dict[str, Level], columns: BatchColumns
@@ -316,14 +314,3 @@ class _Reading:
             return False
         kind = None if column is None else self._source.types([column])[0]
         return not all(map(reads_as_number, texts)) and not getattr(kind, "ordered", False)
-
-
-def _concatenated(parts: Sequence[LevelArray]) -> LevelArray:
-    """Return the parts of a column as one; levels that no row has are left out."""
-    levels: dict[str, Level] = {}
-    for part in parts:
-        for at in np.unique(part.codes):
-            levels.setdefault(level_key(part.values[at]), part.values[at])
-    place = {key: at for at, key in enumerate(levels)}
-    codes = [np.array([place.get(level_key(v), 0) for v in p.values])[p.codes] for p in parts]
-    return LevelArray(tuple(levels.values()), np.concatenate(codes))
