@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from modicum.cli.fitting import (
     REPORT,
@@ -27,7 +26,6 @@ from modicum.cli.fitting import (
     check_prob,
     ingest_table,
     parse_groups,
-    read_formula_rows,
     read_rows,
     require_path,
     result_folder,
@@ -49,7 +47,6 @@ from modicum.cli.output import (
     show,
     summary_json,
     summary_table,
-    with_rows,
     word,
     write_predictions,
 )
@@ -58,7 +55,7 @@ from modicum.fit import model_for, origin_of
 from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
 from modicum.models.families.links import LINKS
-from modicum.posterior.fit_rows import Groups as HowGroups
+from modicum.posterior.fit_rows import Groups
 from modicum.posterior.predict import NewGroups
 from modicum.rows.formula import NewLevels
 from modicum.rows.reading import TableFiles
@@ -133,7 +130,7 @@ FamilySettings = Annotated[
     list[str] | None,
     typer.Option(help="A further setting of the family, such as smoothing=0.2; may be repeated."),
 ]
-Groups = Annotated[
+HeldGroups = Annotated[
     str | None,
     typer.Option(
         help="How a formula's group effects are treated: explicit, or integrate (out); default: "
@@ -214,7 +211,7 @@ def _exit_code() -> int:
             sys.stderr.flush()
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
-        errors().print(stop_line(), markup=False, highlight=False)
+        errors().print(stop_line(), markup=False)
         return 130
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # later flushes must not fail again
@@ -230,7 +227,6 @@ def _exit_code() -> int:
             f"modicum: internal error, please report it: {type(error).__name__}: {text}; run with "
             "--debug for the traceback",
             markup=False,
-            highlight=False,
         )
         return 2
     return 0
@@ -278,7 +274,7 @@ def fit(
     link: Link = None,
     classes: Classes = None,
     family_set: FamilySettings = None,
-    groups: Groups = None,
+    groups: HeldGroups = None,
     no_collapse: NoCollapse = False,
     method: MethodName = DEFAULT,
     set_: MethodSettings = None,
@@ -332,18 +328,14 @@ def fit(
         say = console(quiet)
         with result_folder(out, overwrite, report) as about_to_write:
             after_a_stop("run the same command again to continue.")
+            made = read_rows(data, columns, out, say, overwrite, encoding, formula, missing)
+            say.print(describe_rows(made.rows, data))
             if formula is None:
-                rows = read_rows(data, columns, out, say, overwrite, encoding)
-                say.print(escape(describe_rows(rows, data)), highlight=False)
-                post = sample_rows(model, rows, settings, say)
+                post = sample_rows(model, made.rows, settings, say)
             else:
-                table_rows = read_formula_rows(
-                    data, formula, columns, missing, out, say, overwrite, encoding
-                )
-                say.print(escape(describe_rows(table_rows.rows, data)), highlight=False)
-                held = model_for(table_rows.rows, model, groups=hold_effects)
-                origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
-                post = sample_rows(held.model, table_rows.rows, settings, say, origin)
+                held = model_for(made.rows, model, groups=hold_effects)
+                origin = origin_of(made, held, TableFiles.of(data, encoding))
+                post = sample_rows(held.model, made.rows, settings, say, origin)
             about_to_write()
             table = write_results(post, out, prob)
             if report:
@@ -373,8 +365,8 @@ def ingest(
         columns = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         say = console(quiet)
         rows = ingest_table(source, store, columns, say, overwrite, encoding)
-        say.print(escape(describe_rows(rows, source)), highlight=False)
-        say.print(f"The store is in {escape(place_name(store))}.", highlight=False)
+        say.print(describe_rows(rows, source))
+        say.print(f"The store is in {place_name(store)}.")
 
 
 @app.command()
@@ -400,8 +392,8 @@ def summary(
             return
         say.print(summary_table(table, len(table) if everything else LINES))
         if len(table) > LINES and not everything:
-            say.print(f"{len(table) - LINES} more lines: add --all.", highlight=False)
-        say.print(escape(cost_line(post)), highlight=False)
+            say.print(f"{len(table) - LINES} more lines: add --all.")
+        say.print(cost_line(post))
         print_warnings(post)
 
 
@@ -471,9 +463,8 @@ def predict(
     with one_sentence():
         check_prob(prob)
         require_path(data)
-        post = with_rows(saved_posterior(run), run)
         rows = write_predictions(
-            post,
+            run,
             data,
             out,
             split(keep),
@@ -482,11 +473,10 @@ def predict(
             draws=draws,
             prob=prob,
             newlevels=word("--newlevels", newlevels, NewLevels),
-            groups=None if groups is None else word("--groups", groups, HowGroups),
-            newgroups=None if newgroups is None else word("--newgroups", newgroups, NewGroups),
+            groups=word("--groups", groups, Groups),
+            newgroups=word("--newgroups", newgroups, NewGroups),
             kind="mean" if times is None else "survival",
             times=numbers("--times", times, "30,90,365"),
             quantiles=numbers("--quantiles", quantiles, "0.025,0.5,0.975") or (),
         )
-        say = console(quiet)
-        say.print(f"Wrote {rows:,} predictions to {escape(str(out))}.", highlight=False)
+        console(quiet).print(f"Wrote {rows:,} predictions to {out}.")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from rich.console import Console
-from rich.markup import escape
 
 from modicum.cli.output import word
 from modicum.engines import EngineChoice, Local, Ray
@@ -175,9 +174,7 @@ def chain_count(text: str) -> ChainCount:
 
 def parse_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
     """Return how group effects are treated; refuse any other word."""
-    if groups is None:
-        return None
-    if formula is None:
+    if groups is not None and formula is None:
         raise SettingError(
             "--groups needs a formula with group terms, such as 'late ~ hour + (1 | carrier)': "
             "give one, or leave --groups out."
@@ -250,53 +247,30 @@ def read_rows(
     say: Console,
     overwrite: bool = False,
     encoding: str = "utf-8",
-) -> Rows:
-    """Open a row store, or ingest files into OUT/rows unless they are there already.
-
-    A store in OUT/rows that `fit` did not make is replaced only with `overwrite`.
-    """
+    formula: str | None = None,
+    missing: str = "refuse",
+) -> TableRows:
+    """Open a row store, or read files into OUT/rows unless they are there already."""
     require_path(data)
-    if is_store(data):
-        rows = Rows.open(data)
-        if not choice.unused() or choice.outcome not in (None, rows.outcome):
-            raise SettingError(
-                f"{place_name(data)} is a row store, whose columns were chosen when it was made "
-                f"(outcome {rows.outcome!r}): leave out the options that name columns."
-            )
-        return rows
-    if choice.outcome is None:
+    if formula is None and is_store(data):
+        return TableRows(_chosen_store(data, choice), 0)
+    if formula is None and choice.outcome is None:
         raise SettingError(
             "name the column of the outcome with --outcome NAME, or give a formula after the data."
         )
-    origin = {"files": Listing.of([data]).identity, **asdict(choice), "encoding": encoding}
-
-    def make(store: Path) -> tuple[Rows, int]:
-        return ingest_table(data, store, choice, say, overwrite=True, encoding=encoding), 0
-
-    return stored_rows(origin, make, data, out, overwrite)[0]
-
-
-def read_formula_rows(
-    data: str,
-    formula: str,
-    choice: ColumnChoice,
-    missing: str,
-    out: Path,
-    say: Console,
-    overwrite: bool,
-    encoding: str,
-) -> TableRows:
-    """Read files by a formula into OUT/rows, unless they are there already."""
-    if choice.outcome or choice.predictors or choice.categorical:
+    if formula is not None and (choice.outcome or choice.predictors or choice.categorical):
         raise SettingError(
             "the formula names the outcome and the predictors: leave out --outcome, --predictors "
             "and --categorical (write C(name) for numbers that are levels)."
         )
     how = word("--missing", missing, Missing)
     origin = {"files": Listing.of([data]).identity, **asdict(choice), "encoding": encoding}
-    origin |= {"formula": formula, "missing": missing}
+    if formula is not None:
+        origin |= {"formula": formula, "missing": missing}
 
-    def make(store: Path) -> tuple[Rows, int]:
+    def make(store: Path) -> TableRows:
+        if formula is None:
+            return TableRows(ingest_table(data, store, choice, say, True, encoding), 0)
         return read_formula(
             formula,
             data,
@@ -310,26 +284,38 @@ def read_formula_rows(
             progressbar=not say.quiet,
         )
 
-    return TableRows(*stored_rows(origin, make, data, out, overwrite))
+    return stored_rows(origin, make, data, out, overwrite)
+
+
+def _chosen_store(store: str, choice: ColumnChoice) -> Rows:
+    """Open a store; refuse a choice of other columns than those it has."""
+    rows = Rows.open(store)
+    if not choice.unused() or choice.outcome not in (None, rows.outcome):
+        raise SettingError(
+            f"{place_name(store)} is a row store, whose columns were chosen when it was made "
+            f"(outcome {rows.outcome!r}): leave out the options that name columns."
+        )
+    return rows
 
 
 def stored_rows(
     origin: dict[str, object],
-    make: Callable[[Path], tuple[Rows, int]],
+    make: Callable[[Path], TableRows],
     data: str,
     out: Path,
     overwrite: bool,
-) -> tuple[Rows, int]:
-    """Return the rows in OUT/rows, and the number of rows of the table that were dropped.
+) -> TableRows:
+    """Return the rows in OUT/rows, made again only if their origin has changed.
 
-    They are made again only if their origin (files, columns, formula) has changed.
+    Their origin is files, columns and formula. A store there that `fit` did not make is replaced
+    only with `overwrite`.
     """
     store, note = out / "rows", out / "rows-source.json"
     origin = json.loads(json.dumps(origin))
     entry = _note(note)
     unchanged = bool(entry) and entry.get("store") == _digest(store)
     if store.is_dir() and unchanged and entry.get("origin") == origin:
-        return Rows.open(store), int(entry.get("dropped", 0))
+        return TableRows(Rows.open(store), int(entry.get("dropped", 0)))
     made_here = unchanged or entry.get("store") == BEING_MADE
     if store.exists() and not made_here and not overwrite:
         raise SettingError(
@@ -339,12 +325,12 @@ def stored_rows(
     # If this command is killed now, the next one may replace the store without --overwrite.
     _write_note(note, {"origin": origin, "store": BEING_MADE})
     try:
-        rows, dropped = make(store)
+        made = make(store)
     except Exception:
         _write_note(note, entry) if entry else note.unlink()
         raise
-    _write_note(note, {"origin": origin, "store": _digest(store), "dropped": dropped})
-    return rows, dropped
+    _write_note(note, {"origin": origin, "store": _digest(store), "dropped": made.dropped})
+    return made
 
 
 def _write_note(path: Path, entry: dict[str, Json]) -> None:
@@ -398,7 +384,7 @@ def sample_rows(
     """Sample, continuing from the checkpoint if there is one."""
     folder = Path(settings.checkpoint or "")
     if (folder / "run.json").is_file():
-        say.print(f"Continuing from the checkpoint in {escape(str(folder))}.", highlight=False)
+        say.print(f"Continuing from the checkpoint in {folder}.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # printed at the end
         post = draw(model, rows, settings, origin)

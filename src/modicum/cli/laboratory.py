@@ -75,7 +75,7 @@ def reproduce(
         if gallery is not None:
             from modicum_lab.papers.pages import write_gallery
 
-            say.print(f"The gallery is {write_gallery(out, gallery)}.", highlight=False)
+            say.print(f"The gallery is {write_gallery(out, gallery)}.")
         if failed:
             raise typer.Exit(1)
 
@@ -95,7 +95,7 @@ def _list_experiments(experiments: list[Experiment], say: Console) -> None:
     """Print one line per experiment."""
     wide = max((len(each.name) for each in experiments), default=0)
     for each in experiments:
-        say.print(f"{each.paper:<7}  {each.name:<{wide}}  {escape(each.title)}", highlight=False)
+        say.print(f"{each.paper:<7}  {each.name:<{wide}}  {each.title}")
 
 
 def _reproduce_all(
@@ -106,11 +106,11 @@ def _reproduce_all(
 
     failed = 0
     for number, each in enumerate(experiments, 1):
-        say.print(f"[{number}/{len(experiments)}] {each.name}: {each.title}", markup=False)
+        say.print(f"[{number}/{len(experiments)}] {each.name}: {each.title}")
         failed += not _reproduce(each, scale, out, seed, say)
         page = write_page(out)  # after each, so that it can be read while others still run
     if experiments:
-        say.print(f"The page is {escape(str(page))}.", highlight=False)
+        say.print(f"The page is {page}.")
     return failed
 
 
@@ -126,10 +126,10 @@ def _reproduce(experiment: Experiment, scale: Scale, out: Path, seed: int, say: 
             folder = write_result(experiment, result, out, scale, seed, seconds)
     except ModicumError as error:
         write_failure(experiment, out, scale, seed, str(error))
-        errors().print(f"[red]{experiment.name}:[/] [red]{escape(str(error))}[/]", highlight=False)
+        errors().print(f"[red]{experiment.name}:[/] [red]{escape(str(error))}[/]")
         return False
     contents = f"{count(len(result.tables), 'table')}, {count(len(result.figures), 'figure')}"
-    say.print(f"  {contents} in {escape(str(folder))}, {seconds:.0f} s", highlight=False)
+    say.print(f"  {contents} in {folder}, {seconds:.0f} s")
     return True
 
 
@@ -182,11 +182,11 @@ def bench(
         unwatch()  # on Ctrl-C the suite writes what it has measured so far
         say = console(quiet)
         todo = plan(quick, problem or [], peer or [], seconds, repeats, huge)
-        results = run_suite(todo, lambda text: say.print(text, markup=False, highlight=False))
+        results = run_suite(todo, lambda text: say.print(text))
         written = write_report(results, place, page)
         limits = limits_table(limits_of(results.measured)).markdown()
-        say.print(limits, markup=False, highlight=False)
-        say.print(f"The report is {escape(str(written))}.", highlight=False)
+        say.print(limits)
+        say.print(f"The report is {written}.")
 
 
 def _list_bench(say: Console) -> None:
@@ -195,13 +195,13 @@ def _list_bench(say: Console) -> None:
     from modicum_lab.bench.problems import PROBLEMS
 
     wide = max(len(name) for name in (*PROBLEMS, *CONTENDERS))
-    say.print("Problems (--problem):", highlight=False)
+    say.print("Problems (--problem):")
     for name, problem in PROBLEMS.items():
-        say.print(f"  {name:<{wide}}  {escape(problem.title)}", highlight=False)
-    say.print("Samplers (--peer):", highlight=False)
+        say.print(f"  {name:<{wide}}  {problem.title}")
+    say.print("Samplers (--peer):")
     for name, peer in CONTENDERS.items():
         absent = "" if peer.missing() is None else f" ({peer.package} is not installed)"
-        say.print(f"  {name:<{wide}}  {escape(peer.title + absent)}", highlight=False)
+        say.print(f"  {name:<{wide}}  {peer.title + absent}")
 
 
 def _docs_folder() -> Path:

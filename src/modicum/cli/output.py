@@ -81,7 +81,7 @@ def summary_table(table: pd.DataFrame, lines: int = LINES) -> Table:
     for label, line in table.head(lines).iterrows():
         cells = [_decimals(line[c], line["sd"]) for c in ("mean", "sd", low, high)]
         ess = min(line["ess_bulk"], line["ess_tail"])
-        printed.add_row(escape(str(label)), *cells, f"{ess:,.0f}", f"{line['r_hat']:.3f}")
+        printed.add_row(str(label), *cells, f"{ess:,.0f}", f"{line['r_hat']:.3f}")
     return printed
 
 
@@ -96,24 +96,24 @@ def show(
     post: Posterior, table: pd.DataFrame, out: Path, say: Console, report: bool = False
 ) -> None:
     """Print the results of a fit, its cost and the files that were written."""
-    say.print(escape(done_line(post)), highlight=False)
+    say.print(done_line(post))
     say.print()
     say.print(summary_table(table))
     if len(table) > LINES:
-        say.print(f"{len(table) - LINES} more lines are in summary.csv.", highlight=False)
+        say.print(f"{len(table) - LINES} more lines are in summary.csv.")
     say.print()
-    say.print(escape(cost_line(post)), highlight=False)
+    say.print(cost_line(post))
     names = ["posterior", "summary.csv", *(["report.html"] if report else [])]
     *first, last = (str(out / name) for name in names)
     written = f"Wrote {', '.join(first)} and {last}."
-    say.print(escape(written), highlight=False)
+    say.print(written)
     print_warnings(post)
 
 
 def print_warnings(post: Posterior) -> None:
     """Print every warning on standard error."""
     for text in map(str, post.warnings):
-        errors().print(f"[yellow]Warning:[/] {escape(text)}", highlight=False)
+        errors().print(f"[yellow]Warning:[/] {escape(text)}")
 
 
 def count(number: int, noun: str) -> str:
@@ -122,19 +122,19 @@ def count(number: int, noun: str) -> str:
 
 
 def console(quiet: bool) -> Console:
-    """Return the console for results."""
-    return Console(quiet=quiet, soft_wrap=True)
+    """Return the console for results, which are printed as they are."""
+    return Console(quiet=quiet, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
 def errors() -> Console:
     """Return the console for warnings and errors."""
-    return Console(stderr=True, soft_wrap=True)
+    return Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
-def word(option: str, given: str, kind: Any) -> Any:  # `kind` is a Literal, which has no type
-    """Return the word that was given with an option; refuse any that is not in `kind`."""
+def word(option: str, given: str | None, kind: Any) -> Any:  # a Literal, which has no type
+    """Return the word that was given with an option, if any; refuse one that is not in `kind`."""
     words = get_args(kind)
-    if given not in words:
+    if given is not None and given not in words:
         raise SettingError(f"{option} must be {' or '.join(words)}, not {given}.")
     return given
 
@@ -152,7 +152,7 @@ def one_sentence() -> Iterator[None]:
     except OSError as error:
         raise _exit_with(_file_message(error), error) from None
     except KeyboardInterrupt:
-        errors().print(f"[yellow]{escape(stop_line())}[/]", highlight=False)
+        errors().print(f"[yellow]{escape(stop_line())}[/]")
         raise typer.Exit(130) from None
 
 
@@ -161,7 +161,7 @@ def _exit_with(text: str, error: Exception) -> BaseException:
     if debugging():
         return error
     line = " ".join(text.split("\n"))
-    errors().print(f"[red]Error:[/] [red]{escape(line)}[/]", highlight=False)
+    errors().print(f"[red]Error:[/] [red]{escape(line)}[/]")
     return typer.Exit(1)
 
 
@@ -194,12 +194,17 @@ def saved_posterior(run: Path) -> Posterior:
     return Posterior.load(path)
 
 
-def with_rows(post: Posterior, run: Path) -> Posterior:
-    """Attach the rows of the fit to a posterior, if `fit` has kept them beside it.
+def encoder_of(run: Path) -> Posterior:
+    """Load the posterior of a fit with a formula, and attach its rows if they are beside it.
 
     Predictions need them to draw the effects of groups that were integrated out.
     """
-    store = run / "rows"
+    post, store = saved_posterior(run), run / "rows"
+    if post.fit_rows is None or post.fit_rows.encoding is None:
+        raise SettingError(
+            "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
+            "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
+        )
     return replace(post, rows=Rows.open(store)) if store.is_dir() else post
 
 
@@ -239,7 +244,7 @@ def numbers(option: str, given: str | None, example: str) -> list[float] | None:
 
 
 def write_predictions(
-    post: Posterior,
+    run: Path,
     data: str,
     out: Path,
     keep: Sequence[str],
@@ -248,19 +253,13 @@ def write_predictions(
     **settings: Any,  # of `Posterior.predict`, which checks them
 ) -> int:
     """Predict every row of files, write kept columns and predictions, and return how many."""
-    import pyarrow as pa
-
     kind = out.suffix.lower()
     if kind not in FILE_TYPES:
         raise SettingError(f"--out must end in one of {', '.join(FILE_TYPES)}, not {out}.")
     if out.is_dir() or (out.exists() and not overwrite):
         raise SettingError(f"{out} already exists: add --overwrite, or name another file.")
     require_writable(out)
-    if post.fit_rows is None or post.fit_rows.encoding is None:
-        raise SettingError(
-            "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
-            "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
-        )
+    post = encoder_of(run)
     kept = _kept_columns(data, encoding, keep)
     predicted = post.predict(TableFiles((data,), encoding), **settings)
     columns = predicted.columns()
@@ -269,7 +268,13 @@ def write_predictions(
             raise SettingError(
                 f"--keep {name}: the predictions have a column of that name: rename yours."
             )
-    _write(pa.table({**kept, **columns}), out, kind)
+    write = {
+        ".parquet": pa.parquet.write_table,
+        ".csv": pa.csv.write_csv,
+        ".feather": pa.feather.write_feather,
+    }[kind]
+    with whole_file(out) as part:
+        write(pa.table({**kept, **columns}), part)
     return len(predicted)
 
 
@@ -283,17 +288,3 @@ def _kept_columns(data: str, encoding: str, names: Sequence[str]) -> dict[str, p
     schema = pa.schema(zip(names, source.types(names), strict=True))  # there may be no batch
     table = pa.Table.from_batches(batches, schema)
     return dict(zip(names, table.columns, strict=True))
-
-
-def _write(table: pa.Table, out: Path, kind: str) -> None:
-    import pyarrow.csv
-    import pyarrow.feather
-    import pyarrow.parquet
-
-    write = {
-        ".parquet": pyarrow.parquet.write_table,
-        ".csv": pyarrow.csv.write_csv,
-        ".feather": pyarrow.feather.write_feather,
-    }[kind]
-    with whole_file(out) as part:
-        write(table, part)
