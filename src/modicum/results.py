@@ -13,7 +13,7 @@ from modicum.digest import Digest
 from modicum.errors import ModicumWarning, warn
 from modicum.linalg.arrow import Factor, in_two
 from modicum.methods import Method
-from modicum.methods.method import Coordinates, Plan, Task, Tuning
+from modicum.methods.method import Plan, Task, Tuning
 from modicum.methods.whole_groups import quadrature_doubts
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
@@ -69,7 +69,11 @@ def posterior_of(
         What a fit adds.
     """
     plan, history = run.plan, run.history
-    _count_rows(task, plan, history)
+    if plan.start_rows:
+        task.ledger.add("start", task.chains * plan.start_rows, "gradient")
+    for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
+        if "rows_touched" in stats:
+            task.ledger.add(purpose, _rows_touched(stats), "gradient")
     outcome = run.method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
@@ -84,15 +88,17 @@ def posterior_of(
         run.layout.superchains,
         mixing=not outcome.independent,
     )
-    last = [
-        *outcome.warnings,
-        *_quadrature_doubts(task, plan.anchor, history.position),
-        *convergence,
-    ]
-    doubts += [warn(doubt) for doubt in [*history.notes, *last]]
+    integrals = []
+    if task.rows.unit == "group":
+        z = history.position.reshape(-1, history.position.shape[-1])
+        t = _to_parameters(plan.anchor.point, plan.anchor.factor, z)
+        integrals = quadrature_doubts(task.sums, t, task.seed)
+    found = [*history.notes, *outcome.warnings, *integrals, *convergence]
+    doubts += [warn(doubt) for doubt in found]
     run.method.withdraw_claims(plan, doubts)
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record, rows)}
+    priors = task.target.model.describe_priors(task.rows)
     doubts += [warn(doubt) for doubt in origin.doubts]
     post = Posterior(
         draws=draws,
@@ -101,7 +107,7 @@ def posterior_of(
         labels=labels,
         weights=outcome.weights,
         warnings=Warnings(doubts),
-        tuning=origin.tuning | mode | plan.tuning | _priors_text(task),
+        tuning=origin.tuning | mode | plan.tuning | ({"priors": priors} if priors else {}),
         settings=_settings(task, len(rows), run) | dict(origin.settings),
         predictor=ModelPredictor(task.target.model),
         fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, keep=True),
@@ -110,15 +116,6 @@ def posterior_of(
     )
     post.warnings.extend(warn(doubt) for doubt in stiff_smooths(post))
     return post
-
-
-def _count_rows(task: Task, plan: Plan, history: History) -> None:
-    """Record the rows that the chains touched in the ledger."""
-    if plan.start_rows:
-        task.ledger.add("start", task.chains * plan.start_rows, "gradient")
-    for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
-        if "rows_touched" in stats:
-            task.ledger.add(purpose, _rows_touched(stats), "gradient")
 
 
 def _settings(task: Task, n: int, run: Finished) -> dict[str, object]:
@@ -144,23 +141,6 @@ def _settings(task: Task, n: int, run: Finished) -> dict[str, object]:
     if run.layout.superchains is not None:
         settings["superchains"] = run.layout.superchains
     return settings
-
-
-def _quadrature_doubts(
-    task: Task, anchor: Coordinates, position: np.ndarray
-) -> list[ModicumWarning]:
-    """Check the integrals over group effects at some of the draws."""
-    if task.rows.unit == "row":
-        return []
-    z = position.reshape(-1, position.shape[-1])
-    t = _to_parameters(anchor.point, anchor.factor, z)
-    return quadrature_doubts(task.sums, t, task.seed)
-
-
-def _priors_text(task: Task) -> dict[str, dict[str, str]]:
-    """Describe the priors with their numbers, for `Posterior.tuning`."""
-    text = task.target.model.describe_priors(task.rows)
-    return {"priors": text} if text else {}
 
 
 def _rows_touched(stats: dict[str, np.ndarray]) -> int:

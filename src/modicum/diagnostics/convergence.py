@@ -331,16 +331,26 @@ def ess_tail(x: ArrayLike, prob: float = 0.9) -> PerScalar:
     return _per_scalar(some, of_ends)
 
 
+def ess_mean(x: ArrayLike) -> PerScalar:
+    """Effective sample size for the mean: that of the draws themselves, not of their ranks."""
+    some, times = _some_chains(x)
+    return _per_scalar(some, lambda a: times * _effective(_halves(_standardised(a))))
+
+
 def mcse(x: ArrayLike) -> PerScalar:
     """Monte Carlo standard error of the mean."""
     some, times = _some_chains(x)
 
     def standard_error(a: Floats) -> Floats:
-        unit = a.std(axis=(1, 2), ddof=1)
-        centred = (a - a.mean(axis=(1, 2), keepdims=True)) / unit[:, None, None]
-        return np.asarray(unit / np.sqrt(times * _effective(_halves(centred))))
+        size = times * _effective(_halves(_standardised(a)))
+        return np.asarray(a.std(axis=(1, 2), ddof=1) / np.sqrt(size))
 
     return _per_scalar(some, standard_error)
+
+
+def _standardised(a: Floats) -> Floats:
+    centred = a - a.mean(axis=(1, 2), keepdims=True)
+    return np.asarray(centred / a.std(axis=(1, 2), ddof=1, keepdims=True))
 
 
 def r_hat(x: ArrayLike) -> PerScalar:

@@ -12,8 +12,6 @@ distribution", Technometrics.
 
 from __future__ import annotations
 
-from math import ceil
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,23 +50,8 @@ def pareto_smoothed(log_ratio: Floats) -> tuple[Floats, float]:
     log_ratio = np.asarray(log_ratio, np.float64)
     if np.isnan(log_ratio).any() or not np.isfinite(log_ratio.max()):
         return np.full(len(log_ratio), 1 / len(log_ratio)), np.inf
-    log_weight = np.maximum(log_ratio - log_ratio.max(), LEAST)
-    if np.ptp(log_weight) < 1e-10:
-        return np.full(len(log_weight), 1 / len(log_weight)), 0.0
-    number = len(log_weight)
-    beyond = ceil(min(number / 5, 3 * np.sqrt(number)))
-    k = np.inf
-    if FEWEST <= beyond < number:
-        order = np.argsort(log_weight, kind="stable")
-        cut = log_weight[order[-beyond - 1]]
-        tail = order[-beyond:][log_weight[order[-beyond:]] > cut]
-        if len(tail) >= FEWEST:
-            excess = np.exp(log_weight[tail]) - np.exp(cut)
-            (k,), (scale,) = _fitted(excess[None])
-            smooth = np.exp(cut) + scale * _quantile(_middle(len(tail)), k)
-            log_weight[tail] = np.minimum(np.log(smooth), 0.0)
-    weights = np.exp(log_weight)
-    return weights / weights.sum(), float(k)
+    (log_weights,), (k,) = rows_smoothed(log_ratio[None])
+    return np.exp(log_weights), float(k)
 
 
 def rows_smoothed(log_ratio: Floats, efficiency: float = 1.0) -> tuple[Floats, Floats]:
@@ -86,16 +69,18 @@ def rows_smoothed(log_ratio: Floats, efficiency: float = 1.0) -> tuple[Floats, F
     -------
     log_weights, k
         Logs of weights that sum to one in each row, and each row's tail index: 0 where all weights
-        are equal, and infinite where only those of the tail are, so that none can be fitted.
+        are equal, and infinite where only those of the tail are, or there are too few of them, so
+        that none can be fitted.
     """
     log_weight = np.maximum(log_ratio - log_ratio.max(axis=1, keepdims=True), LEAST)
     rows, number = log_weight.shape
     few = number * efficiency <= 225
     beyond = max(FEWEST, int(number / 5 if few else 3 * np.sqrt(number / efficiency)))
-    k = np.zeros(rows)
     uneven = np.flatnonzero(np.ptp(log_weight, axis=1) >= 1e-10)
+    k = np.zeros(rows)
+    k[uneven] = np.inf
     step = max(1, TOGETHER // (beyond * _points(beyond)))
-    for first in range(0, len(uneven), step):
+    for first in range(0, len(uneven) if beyond < number else 0, step):
         piece = uneven[first : first + step]
         log_weight[piece], k[piece] = _smooth_tails(log_weight[piece], beyond)
     total = np.log(np.exp(log_weight).sum(axis=1, keepdims=True))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.convergence import finite_and_moving
 from modicum.errors import ModicumWarning
-from modicum.posterior.draws import Labels, LabelsLike, evenly_spaced, scalar_names, tidy_labels
+from modicum.posterior.draws import LabelsLike, evenly_spaced, scalar_names, tidy_labels
 from modicum.posterior.weighted import diagnose, influence, kish_share, weighted_mcse
 
 LARGEST_R_HAT = 1.01
@@ -93,29 +92,17 @@ def convergence_warnings(
             weights = None  # equal weights are no weights
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
     if measurable and any(x.size for x in arrays.values()):
-        scalars = _Scalars.of(arrays, tidy_labels(labels, arrays))
-        if superchains is not None:
-            doubts += _check_nested_r_hat(scalars, weights, superchains)
-        doubts += _check_r_hat_and_ess(scalars, weights, modes_apart)
-    return doubts
-
-
-class _Scalars(NamedTuple):
-    """Scalars by name, evenly spaced ones of many, and their draws (chain, draw, scalar)."""
-
-    names: list[str]
-    draws: np.ndarray
-
-    @classmethod
-    def of(cls, draws: Mapping[str, np.ndarray], labels: Labels) -> _Scalars:
-        names = [
-            line for name, x in draws.items() for line in scalar_names(name, x.shape[2:], labels)
-        ]
-        parts = [x.reshape(*x.shape[:2], -1) for x in draws.values()]
-        flat = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)  # may be gigabytes
+        tidy = tidy_labels(labels, arrays)
+        names = [line for k, x in arrays.items() for line in scalar_names(k, x.shape[2:], tidy)]
+        parts = [x.reshape(*x.shape[:2], -1) for x in arrays.values()]
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)  # may be gigabytes
         at = evenly_spaced(len(names), MOST_SCALARS)
-        flat = flat if len(at) == len(names) else flat[:, :, at]
-        return cls([names[k] for k in at], flat.astype(float, copy=False))
+        values = (values if len(at) == len(names) else values[:, :, at]).astype(float, copy=False)
+        names = [names[k] for k in at]
+        if superchains is not None:
+            doubts += _check_nested_r_hat(names, values, weights, superchains)
+        doubts += _check_r_hat_and_ess(names, values, weights, modes_apart)
+    return doubts
 
 
 def _not_finite(draws: dict[str, np.ndarray]) -> Iterator[ModicumWarning]:
@@ -142,7 +129,9 @@ def _standing_still(draws: dict[str, np.ndarray]) -> Iterator[ModicumWarning]:
     for x in draws.values():
         changed = x[:, 1:] != x[:, :-1]
         moved |= changed.reshape(chains, number - 1, -1).any(axis=-1)
-    longest = np.array([_longest_rest(chain) for chain in moved])
+    edge = np.ones((chains, 1), bool)  # the longest run of equal draws lies between two moves
+    moves = np.concatenate([edge, moved, edge], axis=1)
+    longest = np.array([np.diff(np.flatnonzero(chain)).max() for chain in moves])
     worst = int(longest.argmax())
     remedy = "use a smaller step or, where rows are subsampled, more of them per step"
     if longest[worst] == number:
@@ -161,12 +150,6 @@ def _standing_still(draws: dict[str, np.ndarray]) -> Iterator[ModicumWarning]:
             chain=worst,
             draws=longest[worst],
         )
-
-
-def _longest_rest(moved: np.ndarray) -> int:
-    """Return the length of the longest run of equal draws."""
-    at = np.flatnonzero(np.concatenate([[True], moved, [True]]))
-    return int(np.diff(at).max())
 
 
 def _signs_and_weights(weights: np.ndarray, mixing: bool) -> Iterator[ModicumWarning]:
@@ -265,18 +248,20 @@ def _acceptance(rates: np.ndarray, target_accept: float) -> Iterator[ModicumWarn
 
 
 def _check_nested_r_hat(
-    scalars: _Scalars, weights: np.ndarray | None, superchains: int
+    names: list[str], values: np.ndarray, weights: np.ndarray | None, superchains: int
 ) -> Iterator[ModicumWarning]:
     """Check whether chains with one starting point remain closer to each other than to others."""
-    values = scalars.draws if weights is None else influence(scalars.draws, weights)
+    values = values if weights is None else influence(values, weights)
     ratios = np.nan_to_num(nested_r_hat(values, superchains), nan=0.0)
-    limit = largest_nested_r_hat(superchains, *values.shape)
+    chains, draws, count = values.shape
+    # its square is about 1 + F / n for superchains worth n draws, (superchains - 1) F chi-squared
+    limit = _limit(superchains - 1, chains / superchains * max(draws / 2, 1), count)
     worst = int(ratios.argmax())
     if ratios[worst] > limit:
         yield ModicumWarning(
             "nested-r-hat",
             f"chains still remember their starting points: nested R-hat of {superchains} "
-            f"superchains is {ratios[worst]:.2f} for {scalars.names[worst]} (limit {limit:.2f})",
+            f"superchains is {ratios[worst]:.2f} for {names[worst]} (limit {limit:.2f})",
             "tune longer, or draw more",
             nested_r_hat=ratios[worst],
             limit=limit,
@@ -284,14 +269,14 @@ def _check_nested_r_hat(
 
 
 def _check_r_hat_and_ess(
-    scalars: _Scalars, weights: np.ndarray | None, modes_apart: bool
+    names: list[str], values: np.ndarray, weights: np.ndarray | None, modes_apart: bool
 ) -> Iterator[ModicumWarning]:
     """Check R-hat and effective sample size of the worst scalar."""
-    names, (chains, number, count) = scalars.names, scalars.draws.shape
+    chains, number, count = values.shape
     if number < FEWEST_DRAWS:
         return
     part = evenly_spaced(chains, MOST_CHAINS)
-    values = scalars.draws[part]
+    values = values[part]
     measured = diagnose(values, None if weights is None else weights[part])
     # A constant scalar has neither R-hat nor ESS; one that moves must have both.
     moving = finite_and_moving(values)
@@ -352,15 +337,6 @@ def largest_r_hat(chains: int, draws: int, scalars: int) -> float:
     is one with an inefficiency factor of two, like HMC in the papers.
     """
     return _limit(2 * chains - 1, max(draws / 4, 1), scalars)
-
-
-def largest_nested_r_hat(superchains: int, chains: int, draws: int, scalars: int) -> float:
-    """Return the limit of nested R-hat that good chains of this length keep, at least 1.01.
-
-    Nested R-hat squared is about 1 + F / n for superchains worth n independent draws, where
-    (superchains - 1) F is chi-squared; a good chain has an inefficiency factor of two.
-    """
-    return _limit(superchains - 1, chains / superchains * max(draws / 2, 1), scalars)
 
 
 def _limit(freedom: int, worth: float, scalars: int) -> float:

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from modicum.diagnostics.convergence import ess_mean
 from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
@@ -477,17 +478,12 @@ def _prepare(
 
 def _efficiency(source: Draws, count: int) -> float:
     """Return effective over actual draws, averaged over parameters as in ArviZ."""
-    from arviz_stats.base import array_stats
-
-    if source.chains == 1 or source.num_draws < 4:
+    if source.chains == 1:
         return 1.0
     flat = [x.reshape(*x.shape[:2], -1) for x in source.draws.values()]
-    scalars = np.concatenate(flat, axis=2).astype(float)
-    sampled = scalars[:, :, :: -(-scalars.shape[2] // MOST_SCALARS)]
-    with np.errstate(all="ignore"):
-        ess = array_stats.ess(sampled, chain_axis=0, draw_axis=1, method="mean")
-    share = float(np.nanmean(ess)) / count
-    return share if np.isfinite(share) and share > 0 else 1.0
+    scalars = np.concatenate(flat, axis=2)
+    share = np.nanmean(ess_mean(scalars[:, :, :: -(-scalars.shape[2] // MOST_SCALARS)])) / count
+    return float(share) if np.isfinite(share) and share > 0 else 1.0
 
 
 def _weights(subject: _Prepared) -> np.ndarray:
