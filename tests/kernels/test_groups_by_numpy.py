@@ -1,6 +1,7 @@
 """Sums and residuals of groups in NumPy equal the compiled ones."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -33,6 +34,19 @@ def made(effects, correlated):
     return sums, start + 0.1 * rng.normal(size=len(start))
 
 
+def path_by_autodiff(unit, S, moved):
+    """T and its first two derivatives from S to `moved`, straight in phi."""
+
+    def factor(s):
+        if unit is None:
+            return jnp.linalg.cholesky(S + s * (moved - S))
+        phi = [unit * jnp.log1p(jnp.diag(variance) / unit) for variance in (S, moved)]
+        return jnp.diag(jnp.sqrt(unit * jnp.expm1((phi[0] + s * (phi[1] - phi[0])) / unit)))
+
+    slope = jax.jacfwd(factor)
+    return factor(0.0), slope(0.0), jax.jacfwd(slope)(0.0)
+
+
 @in_double_precision
 def computed(effects, correlated, straight=False):
     """Return all that NumPy or compiled code finds; paths may be `straight` in the variance."""
@@ -45,9 +59,13 @@ def computed(effects, correlated, straight=False):
     batch = groups.take(np.arange(GROUPS)) | {"probability": np.full(GROUPS, 0.5)}
     away = anchor.sd * np.random.default_rng(2).normal(size=(4, target.size))
     z = anchor.whiten(t + away)  # axes of the whitened coordinates may depend on rounding
-    about = (target.likelihood, *map(jax.numpy.asarray, (t, anchor.A, anchor.B)))
+    about = (target.likelihood, *map(jnp.asarray, (t, anchor.A, anchor.B)))
     by_autodiff = jax.jit(in_expansion_coordinates, static_argnums=0)(*about, proxy.unit)
+    factors = [form.model.covariance.factor(target.unravel(at)) for at in (t, t + away[0])]
+    variances = [jnp.asarray(T @ T.T) for T in factors]
     return {
+        "path": form.factor_path(given, away[0]),
+        "path by autodiff": jax.jit(path_by_autodiff)(proxy.unit, *variances),
         "hessian": sums.hessian(t, "mode"),
         "nodes": [groups.nodes.centre],
         "residuals": [evaluate(form, batch, given, z, few=batch).values],
@@ -69,13 +87,15 @@ RTOL = {"hessian": 1e-12, "nodes": 1e-6, "residuals": 1e-8, "slopes": 1e-4}
 )
 def test_numpy_and_compiled_code_agree(effects, correlated, monkeypatch):
     ours = computed(effects, correlated)
-    straight = computed(effects, correlated, straight=True)["residuals"]
-    for mine, theirs in zip(ours["proxy"], ours["proxy by autodiff"], strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+    straight = computed(effects, correlated, straight=True)
+    for what in ("proxy", "path"):
+        for mine, theirs in zip(ours[what], ours[f"{what} by autodiff"], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
     monkeypatch.setattr(Target, "on_numpy", False)
     compiled = computed(effects, correlated)
     for what, rtol in RTOL.items():
         for mine, theirs in zip(ours[what], compiled[what], strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=1e-10, err_msg=what)
     if effects == 1:  # the negative control: the unit of the variances is left out along the path
-        assert np.abs(straight[0] - compiled["residuals"][0]).max() > 1e-3
+        assert np.abs(straight["residuals"][0] - compiled["residuals"][0]).max() > 1e-3
+        assert np.abs(straight["path"][1] - ours["path"][1]).max() > 1e-3

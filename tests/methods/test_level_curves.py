@@ -21,7 +21,7 @@ from modicum.kernels.control_variates import (
     proxy,
     rows_along_levels,
 )
-from modicum.kernels.residuals_by_numpy import NumPyRows
+from modicum.kernels.residuals_by_numpy import NumPyResiduals
 from modicum.methods.pilot import level_curves
 from modicum.passes import anchor_at_mode
 
@@ -100,13 +100,13 @@ def test_what_is_subtracted_from_rows_is_added_to_the_proxy(study, x64):
 
 def test_numpy_and_jax_agree(study, x64):
     cv, proxy, batch = study.control_variate, study.proxy, all_rows(study)
-    rows, z = NumPyRows(cv, batch, proxy), points(study, 12)
+    rows, z = NumPyResiduals(cv, batch, proxy), points(study, 12)
     np.testing.assert_allclose(rows.values(z), residuals(study, z, proxy), atol=1e-9)
     some = np.arange(0, N, 97)
     few = {name: values[some] for name, values in batch.items()}
     cached = cached_rows(cv, few, proxy)
     slopes = jax.jit(jax.jacfwd(lambda z: cv.values(cached, z, proxy)))(jnp.asarray(z[0]))
-    np.testing.assert_allclose(NumPyRows(cv, few, proxy).gradients(z[0]), slopes, atol=1e-9)
+    np.testing.assert_allclose(NumPyResiduals(cv, few, proxy).gradients(z[0]), slopes, atol=1e-9)
 
 
 # Sums of levels without events, far from the anchor ----------------------------------------

@@ -27,6 +27,7 @@ which all compilers round alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import namespace
+from modicum.arrays import as_either, namespace
 from modicum.kernels.expansion import bent_path, bent_sum, group_proxy
 from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
@@ -46,6 +47,7 @@ from modicum.kernels.remainder import (
     coefficients,
     remainder,
     remainder_and_slope,
+    remainder_by_numpy,
 )
 from modicum.kernels.whitening import displacement
 from modicum.linalg.arrow import ArrowMatrix, Symmetric, in_two
@@ -58,6 +60,7 @@ from modicum.passes.curvature import folded_prior
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit, to_device
 
 MANY = 256  # columns above which whitening outweighs evaluations
+BLOCK = 256  # rows that NumPy evaluates together
 BLOCKS = 8  # 9/16 of the multiplications; with more, products are too small to be fast
 ACCURATE = 1e-5  # largest error of a whitened row, relative to its length, for float32
 
@@ -294,6 +297,11 @@ class LinearTaylor:
         return model
 
     @property
+    def on_numpy(self) -> bool:
+        """Whether NumPy can evaluate residuals."""
+        return self.target.on_numpy
+
+    @property
     def fresh_cost(self) -> float:
         """Cost of whitening and caching a row, in evaluations of a cached row.
 
@@ -351,21 +359,45 @@ class LinearTaylor:
 
     def along(self, cached: LinearRows, z: jax.Array) -> jax.Array:
         """Distance of each row's predictor from eta*: x L z."""
-        if isinstance(cached.rows, jax.Array):
-            return (cached.rows @ z.astype(cached.rows.dtype)).astype(self.precision)
-        x = self.model.matrix(cached.rows).with_ones(self.model.intercept)
-        return x @ z.astype(self.precision)[: self.target.size]
+        rows = cached.rows
+        if isinstance(rows, Mapping):
+            x = self.model.matrix(rows).with_ones(self.model.intercept)
+            return x @ z.astype(self.precision)[: self.target.size]
+        z = z.astype(rows.dtype)
+        return (rows @ z if z.ndim == 1 else z @ rows.T).astype(self.precision)
 
     def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """D of each row: one product of the whitened rows with z."""
+        """D of each row, (rows,) at one z and (draws, rows) at several: one product with z."""
         about = About(cached.eta, cached.y, cached.taylor.T)
         d = remainder(self.model, self.order, self.along(cached, z), about)
         if proxy.levels is not None:
             assert cached.along is not None
-            away = along_levels(z, proxy.levels)[cached.curve]
+            away = along_levels(z, proxy.levels)[..., cached.curve]
             e = (cached.along * away).astype(self.precision)
             d = d - remainder(self.model, self.order, e, about)
-        return (cached.scale * d).astype(jnp.float64)
+        return (cached.scale * d).astype(np.float64)
+
+    def blocks(self, batch: Batch, proxy: Proxy) -> Iterator[LinearRows]:
+        """Cache rows a few at a time, so that they stay in a core's cache over many operations."""
+        for first in range(0, len(batch["probability"]), BLOCK):
+            own = slice(first, first + BLOCK)
+            yield self.cache({k: np.asarray(field)[own] for k, field in batch.items()}, proxy)
+
+    def gradients(self, cached: LinearRows, z: np.ndarray, proxy: Proxy) -> np.ndarray:
+        """Gradient of D of each row at z, (rows, d), in NumPy."""
+        about, rows = About(cached.eta, cached.y, cached.taylor.T), np.asarray(cached.rows)
+
+        def slope(e: jax.Array) -> np.ndarray:
+            return remainder_by_numpy(self.model, self.order, e, about)[1][:, None]
+
+        gradients = slope(self.along(cached, as_either(z))) * rows
+        if proxy.levels is not None:
+            assert cached.along is not None
+            away = np.asarray(along_levels(as_either(z), proxy.levels))
+            line = np.where(away == proxy.levels.direction @ z, 1.0, 0.0)[:, None]  # 0 at an end
+            line = (line * proxy.levels.direction)[cached.curve] * cached.along[:, None]
+            gradients -= slope(as_either(cached.along * away[cached.curve])) * line
+        return np.asarray(cached.scale[:, None] * gradients, np.float64)
 
     def residual(self, e: jax.Array, about: About) -> Pair:
         """Remainder of the expansion at eta + e, and its derivative in e, on an accelerator."""
@@ -406,6 +438,11 @@ class AutodiffTaylor:
     target: Target
     order: int = 2
     prior: ExactPrior | None = None
+
+    @property
+    def on_numpy(self) -> bool:
+        """False: derivatives are those of JAX."""
+        return False
 
     @property
     def fresh_cost(self) -> float:

@@ -101,23 +101,13 @@ def _inverse(v: jax.Array, power: jax.Array) -> jax.Array:
 USUAL_GROUPS = 256  # sample of groups from which the median information is computed
 
 
-def from_variances(entries: jax.Array, unit: jax.Array | None) -> jax.Array:
-    """c log(1 + s / c) of variances s; s itself where there is no unit c."""
-    return entries if unit is None else unit * jnp.log1p(entries / unit)
-
-
-def to_variances(coordinates: jax.Array, unit: jax.Array | None) -> jax.Array:
-    """Undo `from_variances`."""
-    return coordinates if unit is None else unit * jnp.expm1(coordinates / unit)
-
-
 def covariance_coordinates(target: Target, t: jax.Array, unit: jax.Array | None) -> jax.Array:
     """Return the coordinates of S among phi."""
     model = target.model
     assert isinstance(model, IntegratedEffects)
     covariance = model.covariance
     entries = entries_of(covariance.factor(target.unravel(t)), covariance.correlated)
-    return from_variances(entries, unit)
+    return entries if unit is None else unit * jnp.log1p(entries / unit)
 
 
 def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:

@@ -15,7 +15,7 @@ evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -25,18 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import log_sum_exp, namespace
-from modicum.kernels.expansion import (
-    covariance_coordinates,
-    expansion_coordinates,
-    in_expansion_coordinates,
-    to_variances,
-)
+from modicum.arrays import as_either, log_sum_exp, namespace
+from modicum.kernels.expansion import expansion_coordinates, in_expansion_coordinates
 from modicum.kernels.protocols import Proxy
 from modicum.kernels.slices import locate, starts
 from modicum.kernels.whitening import scaled
 from modicum.models import IntegratedEffects, Target
-from modicum.models.covariances import factor_of_entries
 from modicum.models.integrals import (
     GROUP_FIELDS,
     FlatGroups,
@@ -46,10 +40,11 @@ from modicum.models.integrals import (
     PaddedGroup,
 )
 from modicum.models.model import Batch, Params
-from modicum.passes.group_hessian import covariance_places, curvature_sum
+from modicum.passes.group_hessian import curvature_sum
 
 PIECES = 4  # pieces that groups of typical size fill
 SHORTEST, LONGEST = 32, 1024  # rows of a piece
+STEP = 1e-3  # step of numerical derivatives, in posterior standard deviations
 DENSE = 1_000_000  # entries up to which sums over groups are matrix products
 
 Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]  # predictors' shift, T, extras
@@ -242,6 +237,11 @@ class GroupTaylor:
         return model
 
     @property
+    def on_numpy(self) -> bool:
+        """Whether NumPy can evaluate residuals of flat groups."""
+        return self.target.on_numpy
+
+    @property
     def fresh_cost(self) -> float:
         """Cost of a fresh group's derivatives, in evaluations of a cached group."""
         return 4.0
@@ -286,11 +286,28 @@ class GroupTaylor:
         rows = {name: field for name, field in flat.rows.items() if name != "offset"}
         return FlatCache(flat._replace(rows=rows), eta, near, scale, nodes, value, p, slopes)
 
+    def blocks(self, batch: Batch, proxy: Proxy) -> Iterator[FlatCache]:
+        """Cache flat groups a few at a time, in NumPy."""
+        centre, scale = np.asarray(batch["group_centre"]), 1 / np.asarray(batch["probability"])
+        for own, block in NumPyGroups.of(batch).in_blocks():
+            yield self.flat_cache(block, as_either(centre[own]), as_either(scale[own]), proxy)
+
+    def gradients(self, cached: FlatCache, z: np.ndarray, proxy: Proxy) -> np.ndarray:
+        """Gradient of D of each group at z, (groups, d), by central differences in NumPy.
+
+        They are accurate enough: D has about a dozen correct digits.
+        """
+        steps = STEP * np.eye(len(z))
+        points = as_either(np.concatenate([z + steps, z - steps]))
+        ahead, behind = np.split(np.asarray(self.values(cached, points, proxy)), 2)
+        return np.asarray((ahead - behind).T / (2 * STEP))
+
     def values(self, cached: FlatCache | PaddedCache, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """l_j minus its expansion, over the group's probability."""
+        """l_j minus its expansion, over the group's probability; in NumPy also at several z."""
+        if z.ndim == 2:
+            return as_either(np.stack([np.asarray(self.values(cached, at, proxy)) for at in z]))
         if isinstance(cached, FlatCache):
-            away = scaled(proxy.factor, z)
-            return self.along(cached, away, proxy, self.factor_path(proxy, proxy.point + away))
+            return self._along_path(cached, scaled(proxy.factor, z), proxy)
         model, away = self.model, scaled(proxy.factor, z)
         theta = self.target.unravel(proxy.point + away)
         moved = self.target.unravel(away)
@@ -335,15 +352,10 @@ class GroupTaylor:
         alone = Integrands(near.pull[0], near.information[0], near.weighted)
         return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B, proxy.unit)
 
-    def along(
-        self, cached: FlatCache, away: jax.Array, proxy: Proxy, T: tuple[jax.Array, ...]
-    ) -> jax.Array:
-        """Residuals of flat groups, expanded along phi - phi*.
-
-        T holds the factor of the effects' covariance at the anchor and its first two derivatives
-        along phi - phi*.
-        """
+    def _along_path(self, cached: FlatCache, away: jax.Array, proxy: Proxy) -> jax.Array:
+        """Residuals of flat groups, expanded along phi - phi*."""
         model, target, flat = self.model, self.target, cached.flat
+        T = self.factor_path(proxy, away)
         theta, xp = target.unravel(proxy.point + away), namespace(away)
 
         def shift(T: jax.Array, nodes: Nodes) -> jax.Array:
@@ -376,38 +388,29 @@ class GroupTaylor:
             expansion = expansion + 0.5 * (xp.sum(cached.p * flat.sum(f2), axis=1) + variance)
         return cached.scale * (exact - expansion)
 
-    def path_of_variances(self, proxy: Proxy, away: np.ndarray) -> tuple[np.ndarray, ...]:
-        """`factor_path` for independent effects, in NumPy.
+    def factor_path(self, proxy: Proxy, away: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """T at t* and its first two derivatives along the path to t* + `away`, straight in phi.
 
-        With s a variance and c its unit, phi = c log(1 + s / c), so ds = (1 + s / c) dphi and
-        d2s = (1 + s / c) dphi^2 / c; the diagonal of T holds the square roots of the variances.
+        They are those of a Cholesky factor of S: with Phi(A) the lower triangle of A, whose
+        diagonal is halved, T' = T Phi(T^-1 S' T^-T) and T'' = T Phi(T^-1 (S'' - 2 T' T'^T) T^-T).
         """
-        own = covariance_places(self.target)
-        point = np.asarray(proxy.point)
-        s, s_moved = np.exp(2 * point[own]), np.exp(2 * (point + away)[own])
-        if proxy.unit is None:
-            first, second = s_moved - s, np.zeros_like(s)
-        else:
-            unit = np.asarray(proxy.unit)
-            ratio, step = 1 + s / unit, unit * (np.log1p(s_moved / unit) - np.log1p(s / unit))
-            first, second = ratio * step, ratio * step**2 / unit
-        sd = np.sqrt(s)
-        slope = first / (2 * sd)
-        return np.diag(sd), np.diag(slope), np.diag((second / 2 - slope**2) / sd)
+        xp, unravel = namespace(away), self.target.unravel
+        factor, unit = self.model.covariance.factor, proxy.unit
+        T, moved = factor(unravel(proxy.point)), factor(unravel(proxy.point + away))
+        S, then = T @ T.T, moved @ moved.T
+        first, second = then - S, xp.zeros_like(S)
+        if unit is not None:  # phi = c log(1 + s / c), of independent effects with variances s
+            s = xp.diagonal(S)
+            ratio, step = 1 + s / unit, unit * xp.log1p((xp.diagonal(then) - s) / (unit + s))
+            first, second = xp.diag(ratio * step), xp.diag(ratio * step**2 / unit)
+        inverse = xp.linalg.inv(T)
 
-    def factor_path(self, proxy: Proxy, t: jax.Array) -> tuple[jax.Array, ...]:
-        """T and its first two derivatives along a straight line in the coordinates of S, at t*."""
-        covariance = self.model.covariance
+        def slope(change: jax.Array) -> jax.Array:
+            inside = xp.tril(inverse @ change @ inverse.T)
+            return T @ (inside - 0.5 * xp.diag(xp.diagonal(inside)))
 
-        coordinates = partial(covariance_coordinates, self.target, unit=proxy.unit)
-        start = coordinates(proxy.point)
-        away = coordinates(t) - start
-
-        def path(s: jax.Array) -> jax.Array:
-            entries = to_variances(start + s * away, proxy.unit)
-            return factor_of_entries(entries, covariance.size, covariance.correlated)
-
-        return _derivatives(path)
+        along = slope(first)
+        return T, along, slope(second - 2 * along @ along.T)
 
 
 def _linear(model: IntegratedEffects, theta: Params, rows: Batch) -> jax.Array:

@@ -254,6 +254,11 @@ class ControlVariate(Protocol[Cached]):
     """Residuals of rows about the anchor. Hashable."""
 
     @property
+    def on_numpy(self) -> bool:
+        """Whether NumPy can evaluate residuals (`residuals_by_numpy`)."""
+        ...
+
+    @property
     def fresh_cost(self) -> float:
         """Cost of reading and caching a row, in evaluations of a cached row."""
         ...

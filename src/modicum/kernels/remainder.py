@@ -7,7 +7,7 @@ error would dominate. There the next terms of the series are summed instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import factorial
 from typing import NamedTuple, TypeAlias
@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import namespace, power
+from modicum.arrays import as_either, is_numpy, namespace, power
 from modicum.models import LinearPredictorModel
 
 TERMS = 7  # f / 0! ... f^(6) / 6!
-Coefficients: TypeAlias = jax.Array | tuple[jax.Array, ...]  # item j: coefficient j of every row
+Coefficients: TypeAlias = jax.Array | Sequence[jax.Array]  # item j: coefficient j of every row
 Pair: TypeAlias = tuple[jax.Array, jax.Array]  # a value and its derivative
 
 
@@ -38,12 +38,28 @@ def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> j
     return namespace(eta).stack([d / factorial(j) for j, d in enumerate(derivatives)])
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def remainder(model: LinearPredictorModel, order: int, e: jax.Array, about: About) -> jax.Array:
     """f(eta + e) minus its Taylor polynomial of `order`, elementwise.
 
-    Differentiable in `e` alone: the expansion point and its coefficients are fixed.
+    The last axis of `e` is that of rows. Differentiable in `e` alone: the expansion point and its
+    coefficients are fixed.
     """
+    if not is_numpy(e):
+        return _traced_remainder(model, order, e, about)
+    values = np.asarray(series_value(e, about.taylor, order))
+    large = np.asarray(far_apart(model, e))
+    if large.any():
+        at, far = np.nonzero(large)[-1], e[large]
+        taylor = [term[at] for term in about.taylor]
+        rise = model.value(about.eta[at] + far, about.y[at]) - taylor[0]
+        values[large] = less_polynomial(rise, far, taylor, order)
+    return as_either(values)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _traced_remainder(
+    model: LinearPredictorModel, order: int, e: jax.Array, about: About
+) -> jax.Array:
     near = series(e, about.taylor, order)[0]
     large = far_apart(model, e)
 
@@ -54,7 +70,7 @@ def remainder(model: LinearPredictorModel, order: int, e: jax.Array, about: Abou
     return jax.lax.cond(jnp.any(large), mixed, lambda: near)
 
 
-@remainder.defjvp
+@_traced_remainder.defjvp
 def _remainder_slope(
     model: LinearPredictorModel,
     order: int,

@@ -46,8 +46,7 @@ from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError, listed
 from modicum.kernels.control_variates import LinearTaylor, cached_rows
 from modicum.kernels.protocols import ControlVariate, Proxy
-from modicum.kernels.remainder import About, remainder
-from modicum.kernels.residuals_by_numpy import NumPyRows, needs_no_compiler
+from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.given_scales import Pooled
 from modicum.methods.method import Method, Outcome, Parameters, Plan, Task, Tuning
@@ -56,7 +55,6 @@ from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
 from modicum.methods.pilot.anchored_proxy import StudySettings, check_task
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import explain_curves
-from modicum.models import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
@@ -91,10 +89,10 @@ class WeighingPool:
         rng = generator(self.about.task.seed, Stream.LAPLACE_ROWS)
         sampled, form = weights.sample(rng, size), self.about.control_variate
         self.rows, self.certain, batch = sampled.number, sampled.certain, sampled.batch
-        self._plain: NumPyRows | None = None
+        self._plain: NumPyResiduals | None = None
         self._parts: list[Pytree] = []
-        if needs_no_compiler(form):
-            self._plain = NumPyRows(form, batch, proxy)
+        if needs_no_compiler(form, proxy):
+            self._plain = NumPyResiduals(form, batch, proxy)
             return
         self._block = min(BLOCK, self.rows)
         self._parts = [self._cached(batch, first) for first in range(0, self.rows, self._block)]
@@ -172,12 +170,7 @@ def _block_values(
     z = jnp.asarray(z)
     if not isinstance(control_variate, LinearTaylor):
         return jax.lax.map(lambda point: control_variate.values(cached, point, proxy), z)
-    e = z @ cached.rows.T
-    model = control_variate.target.model
-    assert isinstance(model, LinearPredictorModel)
-    taylor = cached.taylor.T[:, None, :]
-    about = About(cached.eta, cached.y, taylor)
-    return cached.scale * remainder(model, control_variate.order, e, about)
+    return control_variate.values(cached, z, proxy)
 
 
 ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5

@@ -181,7 +181,7 @@ def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
     if not isinstance(form, LinearTaylor):
         return None
     about = jax.tree.map(np.asarray, proxy(anchor, task.target, 2))
-    about = about if needs_no_compiler(form) else to_device(about)
+    about = about if needs_no_compiler(form, about) else to_device(about)
     longest = np.zeros((0, len(anchor.point)))
     for first, last in chunk_bounds(task.rows):
         batch = task.rows.slice(first, last) | {"probability": np.ones(last - first)}

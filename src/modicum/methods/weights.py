@@ -34,13 +34,8 @@ from modicum.kernels.designs import (
 )
 from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
-from modicum.kernels.remainder import (
-    coefficients,
-    far_apart,
-    less_polynomial,
-    series_value,
-)
-from modicum.kernels.residuals_by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.kernels.remainder import About, coefficients, remainder
+from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.linalg.arrow import ArrowLayout
 from modicum.linalg.columns import ModelMatrix, sums_of_squares
 from modicum.methods.method import Task
@@ -130,7 +125,7 @@ def expected_residuals(
     else:
         of_chunk: Callable[..., Array] = _values_compiled
         if sums.target.scatters:
-            by_numpy = sums.by_numpy and groups_need_no_compiler(control_variate)
+            by_numpy = sums.by_numpy and needs_no_compiler(control_variate, proxy)
             of_chunk = _group_values_by_numpy if by_numpy else _group_values_compiled
         chunk_map, arguments = partial(of_chunk, control_variate), (proxy, pilot)
         sums.enter("design", len(pilot), "density", passes=1)
@@ -337,17 +332,13 @@ def _residuals_at_draws(
     eta = x @ as_either(draws.point) + batch.get("offset", 0.0)
     y = xp.asarray(model.outcome(batch), np.float64)
     e = (x @ as_either(draws.away.T)).T  # (draws, rows)
-    taylor = coefficients(model, eta, y)[:, None]
-
-    def remainders(e: jax.Array) -> jax.Array:
-        far = less_polynomial(model.value(eta + e, y) - taylor[0], e, taylor, order)
-        return xp.where(far_apart(model, e), far, series_value(e, taylor, order))
-
-    residual = remainders(e)
+    about = About(eta, y, coefficients(model, eta, y))
+    residual = remainder(model, order, e, about)
     if draws.levels is not None:
         assert draws.by_level is not None
         curve, along = rows_along_levels(x, draws.levels)
-        residual = residual - remainders(along * as_either(draws.by_level)[:, curve])
+        by_level = along * as_either(draws.by_level)[:, curve]
+        residual = residual - remainder(model, order, by_level, about)
     return xp.asarray(batch.get("weight", 1.0) * xp.sqrt(xp.mean(residual**2, axis=0)))
 
 
@@ -406,7 +397,7 @@ def _group_values_by_numpy(
     """Like `_values_at_draws`, for groups and in NumPy."""
     proxy, pilot = arguments
     held = dict(batch) | {"probability": np.ones(present.shape)}
-    values = NumPyGroupValues(control_variate, held, proxy).values_in_turn(pilot)
+    values = NumPyResiduals(control_variate, held, proxy).values_in_turn(pilot)
     return np.sqrt(np.mean(values**2, axis=0))
 
 

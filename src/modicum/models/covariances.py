@@ -205,13 +205,3 @@ def entries_of(factor: jax.Array, correlated: bool) -> jax.Array:
     S = factor @ factor.T
     size = len(S)
     return jnp.stack([S[i, j] for i in range(size) for j in range(i + 1) if correlated or i == j])
-
-
-def factor_of_entries(entries: jax.Array, size: int, correlated: bool) -> jax.Array:
-    """Undo `entries_of`: return the Cholesky factor."""
-    S, k = jnp.zeros((size, size)), 0
-    for i in range(size):
-        for j in range(i + 1):
-            if correlated or i == j:
-                S, k = S.at[i, j].set(entries[k]), k + 1
-    return lower_factor(S)

@@ -23,12 +23,7 @@ import numpy as np
 
 from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.protocols import ControlVariate, Proxy
-from modicum.kernels.residuals_by_numpy import (
-    NumPyGroupValues,
-    NumPyRows,
-    groups_need_no_compiler,
-    needs_no_compiler,
-)
+from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.models.model import Batch
 from modicum.random import typed
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_blas_thread
@@ -200,11 +195,10 @@ def slopes(
     of_groups
         Whether the batch holds groups in place of rows.
     """
-    if of_groups and groups_need_no_compiler(cv) and proxy.a.shape[0] <= EXACT:
-        gradients = NumPyGroupValues(cv, batch, proxy).gradients(draws[:GROUP_DRAWS])
+    if needs_no_compiler(cv, proxy) and not (of_groups and proxy.a.shape[0] > EXACT):
+        some = draws[:GROUP_DRAWS] if of_groups else draws
+        gradients = map(NumPyResiduals(cv, batch, proxy).gradients, some)
         return _slopes_by_numpy(gradients, weight, factor)
-    if not of_groups and needs_no_compiler(cv) and proxy.arrow is None:
-        return _slopes_by_numpy(map(NumPyRows(cv, batch, proxy).gradients, draws), weight, factor)
     compiled = _slopes_of_groups if of_groups else _slopes_of_rows
     return np.asarray(compiled(cv, batch, proxy, draws, weight, factor))
 
@@ -460,10 +454,10 @@ def evaluate(
     whitened
         The draws in whitened coordinates, if `draws` are not.
     """
-    if few is None:
+    if needs_no_compiler(control_variate, proxy):
+        values = NumPyResiduals(control_variate, batch, proxy).values(draws)
+    elif few is None:
         values = np.asarray(_values_in_blocks(control_variate, batch, proxy, draws))
-    elif groups_need_no_compiler(control_variate):
-        values = NumPyGroupValues(control_variate, batch, proxy).values(draws)
     else:
         values = np.asarray(_values_of_groups(control_variate, batch, proxy, draws))
     ratio = values.sum(axis=1)  # l - sum q
@@ -491,13 +485,11 @@ _values_of_groups = jit(static=0, options=SCATTERS)(_evaluate)
 def _values_in_blocks(
     cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: np.ndarray
 ) -> jax.Array | np.ndarray:
-    """Evaluate all rows; rows with codes are whitened block by block.
+    """Compile and evaluate all rows; rows with codes are whitened block by block.
 
     Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
     as much again while they are computed.
     """
-    if needs_no_compiler(cv) and proxy.arrow is None:
-        return NumPyRows(cv, batch, proxy).values(draws)
     count = len(batch["probability"])
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
     if not coded or count <= BLOCK:
