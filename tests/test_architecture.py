@@ -63,11 +63,11 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 }
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
-    "LinearPredictorModel": 43,
-    "IntegratedEffects": 22,
+    "LinearPredictorModel": 36,
+    "IntegratedEffects": 14,
     "Rows": 22,
     "GroupedRows": 1,
-    "LinearTaylor": 12,
+    "LinearTaylor": 11,
     "LevelArray": 12,
     "Call": 9,
     "Digest": 9,
@@ -76,7 +76,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "ModelPredictor": 3,
     "EnergyConservingKernel": 2,
     "Anchor": 3,
-    "GroupTaylor": 3,
+    "GroupTaylor": 2,
     "HMCMove": 3,
     "LKJ": 3,
     "LogNormal": 3,

@@ -19,7 +19,7 @@ from modicum.models import BaseModel, Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.target import check_model_and_rows
 from modicum.passes import EngineChoice, Sums, anchor_at_mode, engine_for
-from modicum.passes.curvature import curvature, prior_slope
+from modicum.passes.curvature import curvature, posterior_slope
 from modicum.passes.mode import TOLERANCE
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
@@ -134,10 +134,7 @@ class LogPosterior:
     @in_double_precision
     def gradient(self, point: ArrayLike) -> tuple[float, np.ndarray]:
         """Log posterior and its gradient, (d,), at `point`."""
-        flat = self._checked(point, 1)
-        value, gradient = self._sums.gradient(flat, PURPOSE)
-        prior, prior_gradient = prior_slope(self._target, flat)
-        return value + prior, gradient + prior_gradient
+        return posterior_slope(self._sums, self._checked(point, 1), PURPOSE)
 
     @in_double_precision
     def hessian(self, point: ArrayLike) -> tuple[float, np.ndarray, np.ndarray]:

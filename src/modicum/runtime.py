@@ -264,6 +264,17 @@ def jit(
     return decorate
 
 
+def for_numpy(function: Callable[P, tuple[jax.Array, ...]]) -> Callable[P, tuple[Any, ...]]:
+    """Call a compiled function in double precision, and convert its results to NumPy."""
+
+    @wraps(function)
+    @in_double_precision
+    def called(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, ...]:
+        return tuple(np.asarray(result)[()] for result in function(*args, **kwargs))
+
+    return called
+
+
 def usable_options(
     options: CompilerOptions, on_gpu: CompilerOptions | None = None
 ) -> CompilerOptions | None:

@@ -147,13 +147,6 @@ class BoundedRows:
     bound: Bound[Pytree]
     tuned: bool = True
 
-    @property
-    def model(self) -> LinearPredictorModel:
-        """The family."""
-        model = self.target.model
-        assert isinstance(model, LinearPredictorModel)
-        return model
-
     def cache(self, batch: Batch, point: jax.Array) -> CachedRows:
         """Cache the rows and where their bounds are tight; `point` is the anchor t*."""
         names = ("x", "y", "offset", "weight")
@@ -165,7 +158,7 @@ class BoundedRows:
 
     def predictors(self, fields: Batch, t: jax.Array) -> jax.Array:
         """The predictors of each row at t, as `Bound` takes them."""
-        return self.model.predictor_vector(self.target.unravel(t), fields)
+        return self.target.linear.predictor_vector(self.target.unravel(t), fields)
 
     def gap(self, cached: CachedRows, t: jax.Array) -> jax.Array:
         """log(L_k / B_k) of each row at t, times its frequency weight."""
@@ -187,7 +180,7 @@ class BoundedRows:
         t = unwhiten(z, sums)
         constant, weight, value, slope, curvature = map(jnp.asarray, sums.rows)
         quadratic = value + z @ (slope + 0.5 * (curvature @ z))
-        extras = t[self.target.size - len(self.model.extras) :]
+        extras = t[self.target.size - len(self.target.linear.extras) :]
         total = self.bound.collapse(constant, weight, quadratic, extras)
         return total + self.target.log_prior(t)
 
@@ -204,12 +197,12 @@ def collapse(sums: Sums, bounded: BoundedRows, anchor: Anchor) -> Collapsed:
 def _collapsed(
     bounded: BoundedRows, point: jax.Array, batch: Batch, present: jax.Array
 ) -> Collapsed:
-    fields, tight = bounded.cache(batch, point)
+    model, (fields, tight) = bounded.target.linear, bounded.cache(batch, point)
     at = bounded.bound.expand(bounded.predictors(fields, point), fields["y"], tight)
     weight = jnp.where(present, fields.get("weight", 1.0), 0.0)
     slope, curvature = weight[:, None] * at.slope, weight[:, None, None] * at.curvature
     # float64 products whatever the rows' precision, because the collapsed sum must be exact
-    a, b = assemble(bounded.model, bounded.model.matrix(fields), slope, curvature, slope.shape[1])
+    a, b = assemble(model, model.matrix(fields), slope, curvature, slope.shape[1])
     return Collapsed(
         constant=jnp.sum(weight * at.constant),
         weight=jnp.sum(weight),

@@ -292,9 +292,7 @@ class LinearTaylor:
     @property
     def model(self) -> LinearPredictorModel:
         """The family."""
-        model = self.target.model
-        assert isinstance(model, LinearPredictorModel)
-        return model
+        return self.target.linear
 
     @property
     def on_numpy(self) -> bool:

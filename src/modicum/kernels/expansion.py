@@ -29,7 +29,7 @@ import numpy as np
 
 from modicum.arrays import as_either, namespace
 from modicum.kernels.protocols import Bend, Proxy
-from modicum.models import IntegratedEffects, Target
+from modicum.models import Target
 from modicum.models.covariances import entries_of
 from modicum.models.integrals import FlatGroups, NumPyGroups
 from modicum.models.model import Batch
@@ -103,9 +103,7 @@ USUAL_GROUPS = 256  # sample of groups from which the median information is comp
 
 def covariance_coordinates(target: Target, t: jax.Array, unit: jax.Array | None) -> jax.Array:
     """Return the coordinates of S among phi."""
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
-    covariance = model.covariance
+    covariance = target.integrated.covariance
     entries = entries_of(covariance.factor(target.unravel(t)), covariance.correlated)
     return entries if unit is None else unit * jnp.log1p(entries / unit)
 
@@ -179,8 +177,7 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
 
     None for correlated effects, which have covariances too.
     """
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
+    model = target.integrated
     assert groups.nodes is not None
     if model.effects > 1 and model.covariance.correlated:
         return None
@@ -199,9 +196,9 @@ def _information(
     target: Target, point: jax.Array, flat: FlatGroups | NumPyGroups, batch: Batch
 ) -> jax.Array:
     """Information of each group about each of its effects, (groups, effects)."""
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
-    near = model.integrands(target.unravel(point), as_either(batch["group_centre"]), flat)
+    near = target.integrated.integrands(
+        target.unravel(point), as_either(batch["group_centre"]), flat
+    )
     return namespace(point).diagonal(near.information, axis1=1, axis2=2)
 
 

@@ -232,9 +232,7 @@ class GroupTaylor:
     @property
     def model(self) -> IntegratedEffects:
         """The model."""
-        model = self.target.model
-        assert isinstance(model, IntegratedEffects)
-        return model
+        return self.target.integrated
 
     @property
     def on_numpy(self) -> bool:

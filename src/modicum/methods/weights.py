@@ -249,8 +249,7 @@ def _by_numpy(
 def _residuals_from_predictors(
     control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch
 ) -> jax.Array:
-    model = control_variate.target.model
-    assert isinstance(model, LinearPredictorModel)
+    model = control_variate.model
     xp = namespace(posterior.point)
     x = control_variate.matrix(batch)
     eta = x @ as_either(posterior.point) + batch.get("offset", 0.0)
@@ -325,8 +324,7 @@ def _residuals_at_draws(
     control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch
 ) -> jax.Array:
     """Return the root mean square of each row's residual over the draws."""
-    model, order = control_variate.target.model, control_variate.order
-    assert isinstance(model, LinearPredictorModel)
+    model, order = control_variate.model, control_variate.order
     xp = namespace(draws.point)
     x = control_variate.matrix(batch)
     eta = x @ as_either(draws.point) + batch.get("offset", 0.0)

@@ -17,6 +17,7 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
 from modicum.linalg.arrow import ArrowLayout, arrow_layout
+from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
@@ -178,6 +179,18 @@ class Target:
             return folded
         exact, numbers = self.exact_prior
         return folded + exact.log_density(jnp.asarray(t), numbers, smooth_only=True)
+
+    @property
+    def linear(self) -> LinearPredictorModel:
+        """The model, which must have a linear predictor."""
+        assert isinstance(self.model, LinearPredictorModel)
+        return self.model
+
+    @property
+    def integrated(self) -> IntegratedEffects:
+        """The model, which must integrate effects out."""
+        assert isinstance(self.model, IntegratedEffects)
+        return self.model
 
     @property
     def scatters(self) -> bool:

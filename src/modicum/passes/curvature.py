@@ -13,7 +13,6 @@ from scipy.linalg import cholesky, eigh, solve_triangular
 from modicum.arrays import expansion
 from modicum.linalg.arrow import (
     ArrowCholesky,
-    ArrowLayout,
     ArrowMatrix,
     Factor,
     Symmetric,
@@ -22,32 +21,37 @@ from modicum.linalg.arrow import (
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.passes.sums import Sums
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import Array, for_numpy, in_double_precision, jit
 
 
-@in_double_precision
 def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:
     """Return the log-prior and its gradient at `t`."""
     if target.normal_prior is not None:
         return target.normal_prior.expanded(t)[:2]
-    value, gradient = _prior_slope(target, t)
-    return float(value), np.asarray(gradient)
+    return _prior_slope(target, t)
 
 
-@in_double_precision
 def expanded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """Return the log-prior, its gradient and its Hessian at `t`."""
     if target.normal_prior is not None:
         return target.normal_prior.expanded(t)
-    value, gradient, hessian = _expanded_prior(target, t)
-    return float(value), np.asarray(gradient), np.asarray(hessian)
+    return _expanded_prior(target, t)
 
 
+def posterior_slope(sums: Sums, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
+    """Return the log-posterior and its gradient at `t`, in one pass."""
+    value, gradient = sums.gradient(t, purpose)
+    prior, prior_gradient = prior_slope(sums.target, t)
+    return value + prior, gradient + prior_gradient
+
+
+@for_numpy
 @jit(static=0)
 def _prior_slope(target: Target, t: Array) -> tuple[jax.Array, jax.Array]:
     return jax.value_and_grad(target.log_prior)(t)
 
 
+@for_numpy
 @jit(static=0)
 def _expanded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return expansion(target.log_prior)(t)
@@ -61,46 +65,25 @@ def folded_prior(
     With `smooth`, all parts that the search for the mode does not replace by normals.
     """
     smooth = smooth and target.exact_prior is not None and any(target.exact_prior[0].smooth)
-    if target.arrow is not None:
-        return _folded_arrow(target, target.arrow, t, smooth)
-    if target.exact_prior is None and isinstance(target.model, LinearPredictorModel):
+    layout, plain = target.arrow, isinstance(target.model, LinearPredictorModel)
+    if layout is None and target.exact_prior is None and plain:
         return expanded_prior(target, t)  # the whole prior, already compiled
-    return _folded(target, t, smooth)
-
-
-@in_double_precision
-def _folded(target: Target, t: np.ndarray, smooth: bool) -> tuple[float, np.ndarray, np.ndarray]:
     value, gradient, hessian = _folded_prior(target, t, smooth)
-    return float(value), np.asarray(gradient), np.asarray(hessian)
+    if layout is None:
+        return value, gradient, hessian
+    full_gradient = np.zeros(len(t))  # effects of many levels have a prior that is not quadratic
+    arrow = ArrowMatrix.of_diagonal(full_gradient, layout.big, layout.border)
+    full_gradient[layout.border] = gradient
+    return value, full_gradient, replace(arrow, corner=hessian)
 
 
+@for_numpy
 @jit(static=(0, 2))
 def _folded_prior(target: Target, t: Array, smooth: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return expansion(lambda at: target.log_folded_prior(at, smooth))(t)
-
-
-@in_double_precision
-def _folded_arrow(
-    target: Target, layout: ArrowLayout, t: np.ndarray, smooth: bool
-) -> tuple[float, np.ndarray, ArrowMatrix]:
-    """Like `folded_prior`, if a factor has many effects, whose own prior is not quadratic."""
-    value, gradient, corner = _folded_border(target, layout, t, smooth)
-    full_gradient = np.zeros(len(t))
-    hessian = ArrowMatrix.of_diagonal(full_gradient, layout.big, layout.border)
-    full_gradient[layout.border] = np.asarray(gradient)
-    return float(value), full_gradient, replace(hessian, corner=np.asarray(corner))
-
-
-@jit(static=(0, 1, 3))
-def _folded_border(
-    target: Target, layout: ArrowLayout, t: Array, smooth: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Expand in all entries, or in those of the border where a factor has many effects."""
     at = jnp.asarray(t)
-
-    def folded(border: jax.Array) -> jax.Array:
-        return target.log_folded_prior(at.at[layout.border].set(border), smooth)
-
-    return expansion(folded)(at[layout.border])
+    own = slice(None) if target.arrow is None else target.arrow.border
+    return expansion(lambda x: target.log_folded_prior(at.at[own].set(x), smooth))(at[own])
 
 
 @in_double_precision
@@ -179,6 +162,11 @@ class Curvature:
         precision = self.precision
         assert isinstance(precision, np.ndarray)
         return precision
+
+    @cached_property
+    def whitening(self) -> tuple[np.ndarray, bool]:
+        """The whitening factor of the precision, which must be dense, and whether it was mended."""
+        return whitening_factor(self.dense_precision)
 
     @property
     def finite(self) -> bool:

@@ -31,7 +31,7 @@ from modicum.runtime import SCATTERS, Array, jit
 def group_places(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
     """Find the mode of each group's integrand at `t`."""
     del present
-    return _model(target).places(target.unravel(t), FlatGroups.of(batch))
+    return target.integrated.places(target.unravel(t), FlatGroups.of(batch))
 
 
 @of_numpy
@@ -41,7 +41,7 @@ def group_places_by_numpy(
     """Like `group_places`, in NumPy, for the groups that are present."""
     del present
     with np.errstate(all="ignore"):
-        return np.asarray(_model(target).places(target.unravel(t), NumPyGroups.of(batch)))
+        return np.asarray(target.integrated.places(target.unravel(t), NumPyGroups.of(batch)))
 
 
 @jit(static=0, options=SCATTERS)
@@ -50,7 +50,7 @@ def group_hessian_sum(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sum log-likelihood, gradient and Hessian at `t` over the present groups of a chunk."""
     flat = FlatGroups.of(batch)
-    nodes = _model(target).nodes_of(target.unravel(t), flat, NodePlaces.in_batch(batch))
+    nodes = target.integrated.nodes_of(target.unravel(t), flat, NodePlaces.in_batch(batch))
     return curvature_sum(target, jnp.asarray(t), flat, nodes, jnp.asarray(present))
 
 
@@ -64,7 +64,7 @@ def group_hessian_by_numpy(
     with np.errstate(all="ignore"):  # callers check whether the sums are finite
         for own, block in flat.in_blocks():
             places = None if by_group is None else by_group._replace(centre=by_group.centre[own])
-            nodes = _model(target).nodes_of(target.unravel(t), block, places)
+            nodes = target.integrated.nodes_of(target.unravel(t), block, places)
             block_present = as_either(present[own])
             part = curvature_sum(target, as_either(t), block, nodes, block_present)
             total = tuple(sum_ + added for sum_, added in zip(total, part, strict=True))
@@ -139,7 +139,7 @@ class _Rows(NamedTuple):
     @classmethod
     def of(cls, target: Target, t: jax.Array, flat: Groups) -> _Rows:
         """Prepare the rows at the flat vector t."""
-        model, theta = _model(target), target.unravel(t)
+        model, theta = target.integrated, target.unravel(t)
         X, z = _common_columns(model, flat.rows), model.effect_columns(flat.rows)
         at = (model.linear(theta, flat.rows), model.extras_of(theta))
         return cls(model, flat, X, z, *at, *factor_derivatives(target, t))
@@ -208,7 +208,7 @@ def factor_derivatives(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Arr
 
     Axes for these parameters are the leading ones.
     """
-    covariance, own = _model(target).covariance, covariance_places(target)
+    covariance, own = target.integrated.covariance, covariance_places(target)
     if namespace(t) is np:
         if covariance.pairs:
             T, first, second = map(np.asarray, _factor_derivatives(target, t))
@@ -231,11 +231,6 @@ def factor_derivatives(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Arr
 _factor_derivatives = jit(static=0)(factor_derivatives)
 
 
-def _model(target: Target) -> IntegratedEffects:
-    assert isinstance(target.model, IntegratedEffects)
-    return target.model
-
-
 def _common_columns(model: IntegratedEffects, rows: Batch) -> jax.Array:
     """Return the columns of x, followed by a column of ones if there is an intercept."""
     X = model.family.matrix(rows).in_double().with_ones(model.family.intercept).densely()
@@ -252,5 +247,5 @@ def covariance_places(target: Target) -> np.ndarray:
 def _places_in_t(target: Target) -> np.ndarray:
     """Return flat indices of the coefficients, then the covariance's parameters, then extras."""
     theta = target.unravel(np.arange(target.size))
-    names = ("beta", "intercept", "group_log_sd", "group_partial", *_model(target).family.extras)
+    names = ("beta", "intercept", "group_log_sd", "group_partial", *target.integrated.family.extras)
     return np.concatenate([np.ravel(theta[name]) for name in names if name in theta])

@@ -29,7 +29,7 @@ from modicum.passes.sums import Sums
 from modicum.random import Stream, key
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import GroupedRows, NodePlaces, as_groups
-from modicum.runtime import SCATTERS, in_double_precision, jit
+from modicum.runtime import SCATTERS, Array, for_numpy, jit
 
 CLOSE = 0.5  # tolerance of a start for the mode, in posterior standard deviations
 
@@ -37,14 +37,12 @@ CLOSE = 0.5  # tolerance of a start for the mode, in posterior standard deviatio
 def with_nodes(sums: Sums, t: np.ndarray) -> tuple[Target, GroupedRows]:
     """Find the mode of each group's integrand at `t` in one pass; keep it with the groups."""
     target, groups = sums.target, as_groups(sums.rows)
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
     sums.enter("nodes", 1, "gradient", passes=1)
     chunk_places = group_places_by_numpy if sums.by_numpy else group_places
     point = np.array(t, np.float64)[: target.likelihood.size]
     places = sums.engine.map_rows(partial(chunk_places, target.likelihood), point, groups, "nodes")
     nodes = NodePlaces(places, point)
-    fixed = replace(model, nodes_at=tuple(float(value) for value in t))
+    fixed = replace(target.integrated, nodes_at=tuple(float(value) for value in t))
     return replace(target, model=fixed), groups.with_nodes(nodes)
 
 
@@ -59,8 +57,7 @@ def units_of(target: Target, rows: Rows, engine: Engine, ledger: Ledger) -> Rows
 
 def common_start(sums: Sums, start: np.ndarray, seed: int) -> np.ndarray:
     """Find a start for the mode: coefficients as if there were no groups, and small effects."""
-    model, groups = sums.target.model, sums.rows
-    assert isinstance(model, IntegratedEffects)
+    model, groups = sums.target.integrated, sums.rows
     ledger = Ledger(rows=len(groups.members))
     target, first = Target.of(model.family, groups.members)
     if target.size == 0:  # y ~ 0 + (1 | g), without a scale
@@ -86,29 +83,19 @@ class DrawnEffects(NamedTuple):
     acceptance: np.ndarray  # mean acceptance rate of each group
 
 
-@in_double_precision
 def draw_effects(
     target: Target, batch: Batch, points: np.ndarray, seed: int, chunk: int
 ) -> DrawnEffects:
     """Draw the effects of the groups of a chunk at each of the flat points."""
     stream = jax.random.fold_in(key(seed, Stream.EFFECTS), chunk)
-    effects, accepted = _draw_effects(target, batch, jnp.asarray(points), stream)
-    return DrawnEffects(np.asarray(effects), np.asarray(accepted))
+    return DrawnEffects(*_draw_effects(target, batch, points, stream))
 
 
-@in_double_precision
-def effect_moments(
-    target: Target, batch: Batch, points: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of the effects of a chunk's groups at each point, (points, groups, r)."""
-    mean, variance = _effect_moments(target, batch, jnp.asarray(points))
-    return np.asarray(mean), np.asarray(variance)
-
-
+@for_numpy
 @jit(static=0, options=SCATTERS)
-def _effect_moments(target: Target, batch: Batch, points: jax.Array) -> tuple[jax.Array, jax.Array]:
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
+def effect_moments(target: Target, batch: Batch, points: Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance of the effects of a chunk's groups at each point, (points, groups, r)."""
+    model = target.integrated
     flat, places = FlatGroups.of(batch), NodePlaces.in_batch(batch)
 
     def at_point(t: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -130,13 +117,13 @@ def _effect_moments(target: Target, batch: Batch, points: jax.Array) -> tuple[ja
     return jax.lax.map(at_point, points)
 
 
+@for_numpy
 @jit(static=0, options=SCATTERS)
 def _draw_effects(
-    target: Target, batch: Batch, points: jax.Array, key: jax.Array
+    target: Target, batch: Batch, points: Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Draw the effects T v of a chunk's groups at each point; return acceptance rates too."""
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
+    model = target.integrated
     flat = FlatGroups.of(batch)
     z = model.effect_columns(flat.rows)
     anchor = target.unravel(jnp.asarray(batch["group_point"]))

@@ -71,7 +71,7 @@ def hessian_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray, second: bool = True
 ) -> tuple[np.ndarray, ...]:
     """Sum log-likelihood, gradient and, if `second`, Hessian at `t` over the present rows."""
-    model = _model(target)
+    model = target.linear
     total = [np.zeros(()), np.zeros(len(t)), *([np.zeros((len(t), len(t)))] if second else [])]
     size = None if target.coding is None else len(present)  # tables of levels are formed once
     with np.errstate(all="ignore"):  # callers check whether the sums are finite
@@ -95,7 +95,7 @@ def values_by_numpy(
     target: Target, points: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[np.ndarray]:
     """Sum the log-likelihood at many points over the present rows of a chunk without codes."""
-    model, values = _model(target), np.zeros(len(points))
+    model, values = target.linear, np.zeros(len(points))
     with np.errstate(all="ignore"):
         for block in in_blocks(batch, present):
             matrix = model.matrix(block).with_ones(model.intercept).in_double()
@@ -105,11 +105,6 @@ def values_by_numpy(
             f = np.reshape(model.value(as_either(eta.ravel()), as_either(y)), eta.shape)
             values += np.asarray(block.get("weight", np.ones(len(f))), np.float64) @ f
     return (values,)
-
-
-def _model(target: Target) -> LinearPredictorModel:
-    assert isinstance(target.model, LinearPredictorModel)
-    return target.model
 
 
 # Compiled ---------------------------------------------------------------------------------
@@ -139,7 +134,7 @@ def _weighted_derivatives(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[LinearPredictorModel, jax.Array, jax.Array, jax.Array]:
     """Return the model, and f, f' and f'' of each row times its weight, which is 0 for padding."""
-    model = _model(target)
+    model = target.linear
     predictors, y = model.predictor_vector(target.unravel(t), batch), model.outcome(batch)
     if model.in_eta_alone and predictors.shape[1] == 1 and not model.predictor_per_class:
         f, f1, f2, _ = model.derivatives(predictors[:, 0], y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
@@ -16,7 +17,7 @@ from modicum.passes.curvature import (
     StandInPrior,
     curvature,
     flat_prior,
-    prior_slope,
+    posterior_slope,
     solve_uphill,
 )
 from modicum.passes.engine import chunk_rows
@@ -276,17 +277,24 @@ def _last_digits(at: Curvature) -> float:
     return DIGITS * float(np.sqrt(max(digits @ np.abs(precision.corner) @ digits, 0.0)))
 
 
-def _quasi_newton(sums: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
-    """Run SciPy's L-BFGS with full-data gradients."""
+def quasi_newton(
+    log_posterior: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    **options: float,
+) -> np.ndarray:
+    """Climb from `start` by SciPy's L-BFGS, given the log-posterior and its gradient."""
     from scipy.optimize import minimize  # slow to import, and seldom needed
 
     def negative(t: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = sums.gradient(t, purpose)
-        prior, prior_gradient = prior_slope(sums.target, t)
-        return -(value + prior), -(gradient + prior_gradient)
+        value, gradient = log_posterior(t)
+        return -value, -gradient
 
-    options = {"maxiter": 500, "maxcor": 20, "ftol": 1e-14, "gtol": 1e-8}
     return np.asarray(minimize(negative, start, jac=True, method="L-BFGS-B", options=options).x)
+
+
+def _quasi_newton(sums: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
+    options = {"maxiter": 500, "maxcor": 20, "ftol": 1e-14, "gtol": 1e-8}
+    return quasi_newton(lambda t: posterior_slope(sums, t, purpose), start, **options)
 
 
 def quasi_newton_on_subset(sums: Sums, start: np.ndarray, seed: int = 0) -> np.ndarray:

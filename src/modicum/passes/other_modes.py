@@ -20,12 +20,14 @@ import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 
 from modicum.errors import ConvergenceError, ModicumWarning
+from modicum.ledger import Ledger
 from modicum.models import Target
-from modicum.passes.curvature import Curvature, prior_slope, whitening_factor
-from modicum.passes.engine import BLOCK, chunk_rows, padded_chunk
-from modicum.passes.mode import ascend
+from modicum.passes.curvature import Curvature, prior_slope
+from modicum.passes.engine import BLOCK, LocalEngine, chunk_rows
+from modicum.passes.mode import ascend, quasi_newton
 from modicum.passes.no_mode import parameter_name
-from modicum.passes.sums import Sums, chunk_gradient, chunk_values
+from modicum.passes.pointwise import log_likelihoods
+from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.runtime import in_double_precision
 
@@ -158,7 +160,7 @@ def find_modes(
     others = sample.other_ends(
         [*starts.points, *_dispersed(sums.target, first, init, starts.dispersed, seed)]
     )
-    sums.ledger.add("other modes", sample.evaluations * sample.count, "gradient")
+    sums.ledger.add("other modes", sample.sums.ledger.evaluations, "gradient")
     modes = [first]
     for point in others:
         at = _mode_of_all_rows(sums, point, within)
@@ -178,27 +180,26 @@ def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature
 
 def _apart(at: Curvature, mode: Curvature) -> bool:
     """Whether two points are several standard deviations apart, by the curvature at either."""
-    factors = (whitening_factor(curved.dense_precision)[0] for curved in (at, mode))
-    difference = at.point - mode.point
-    return all(float(np.linalg.norm(np.linalg.solve(L, difference))) > APART for L in factors)
+    away = at.point - mode.point
+    return all(np.linalg.norm(np.linalg.solve(k.whitening[0], away)) > APART for k in (at, mode))
 
 
 def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
     """Compute Laplace weights; drop points with a weight below 1%, or that are not maxima."""
-    logs, factors = [], []
+    logs = []
     for at in modes:
-        factor, mended = whitening_factor(at.dense_precision)
+        factor, mended = at.whitening
         half_log_det = float(np.linalg.slogdet(factor)[1])
         logs.append(-np.inf if mended and len(modes) > 1 else at.log_posterior + half_log_det)
-        factors.append(factor)
     weights = np.exp(np.array(logs) - max(logs))
     weights /= weights.sum()
     # Rounding keeps the first mode first among equals.
     order = [int(k) for k in np.argsort(-np.round(weights, 3), kind="stable")]
     ranked = [k for k in order if weights[k] > NEGLIGIBLE]
     share = weights[ranked] / weights[ranked].sum()
-    points = np.stack([modes[k].point for k in ranked])
-    return [modes[k] for k in ranked], Modes(points, share, np.stack([factors[k] for k in ranked]))
+    kept = [modes[k] for k in ranked]
+    points, factors = [at.point for at in kept], [at.whitening[0] for at in kept]
+    return kept, Modes(np.stack(points), share, np.stack(factors))
 
 
 def _dispersed(
@@ -206,8 +207,7 @@ def _dispersed(
 ) -> Iterator[np.ndarray]:
     """Yield `count` - 1 starting points; a larger count yields the same points first."""
     rng, size = generator(seed, Stream.MODE_STARTS), len(init)
-    at = first.point
-    factor, _ = whitening_factor(first.dense_precision)
+    at, (factor, _) = first.point, first.whitening
     mirrored = [-at, *_reversed(target, at)]
 
     def from_the_prior() -> np.ndarray:
@@ -244,39 +244,27 @@ def _reversed(target: Target, t: np.ndarray) -> list[np.ndarray]:
     return [] if np.array_equal(opposite, t) else [opposite]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _RowSample:
-    """A weighted sample of about a thousand rows, and L-BFGS on it."""
+    """About a thousand rows that represent all, and L-BFGS on them."""
 
-    target: Target
-    batch: dict[str, np.ndarray]
-    present: np.ndarray
-    count: int  # number of rows in the sample
-    n: int  # number of all rows
+    sums: Sums
+    times: float  # rows that each of the sample represents
     centre: np.ndarray
     factor: np.ndarray
-    evaluations: int = 0
 
     @classmethod
     def of(cls, sums: Sums, first: Curvature, seed: int) -> _RowSample:
         """Draw rows; if there are few, take all, in a shape that is already compiled."""
-        n = len(sums.rows)
+        n, rows = len(sums.rows), sums.rows
         size = BLOCK * max(1, -(-4 * sums.target.size // BLOCK))
-        factor, _ = whitening_factor(first.dense_precision)
-        if n <= 2 * size and chunk_rows(sums.rows) >= n:
-            batch, present = padded_chunk(sums.rows, 0, chunk_rows(sums.rows))
-            return cls(sums.target, batch, present, n, n, first.point, factor)
-        size = min(size, n)
-        row_ids = np.sort(generator(seed, Stream.MODE_ROWS).choice(n, size, replace=False))
-        batch = sums.rows.take(row_ids)
-        weight = batch.get("weight", np.ones(size)).astype(np.float64) * (n / size)
-        batch = {**batch, "weight": weight}
-        return cls(sums.target, batch, np.ones(size, bool), size, n, first.point, factor)
-
-    @property
-    def holds_all_rows(self) -> bool:
-        """Whether the sample holds all rows."""
-        return self.count == self.n
+        if n > 2 * size or chunk_rows(rows) < n:
+            size = min(size, n)
+            ids = np.sort(generator(seed, Stream.MODE_ROWS).choice(n, size, replace=False))
+            rows = rows.subset(ids)
+        # with its own ledger, as these are no passes
+        sample = Sums(sums.target, rows, LocalEngine(1, progressbar=False), Ledger(n))
+        return cls(sample, n / len(rows), first.point, first.whitening[0])
 
     def distance(self, a: np.ndarray, b: np.ndarray) -> float:
         """Return the distance of two points, in standard deviations at the first mode."""
@@ -285,7 +273,7 @@ class _RowSample:
     def other_ends(self, starts: list[np.ndarray]) -> list[np.ndarray]:
         """Climb from all starts; return ends that are not the first mode nor negligible."""
         # On a sample of the rows the first mode is at a slightly different point.
-        ends = [self.centre if self.holds_all_rows else self.climb(self.centre)]
+        ends = [self.centre if self.times == 1 else self.climb(self.centre)]
         for start in starts:
             end = self.climb(start)
             if end is not None and all(
@@ -296,29 +284,25 @@ class _RowSample:
 
     def climb(self, start: np.ndarray) -> np.ndarray | None:
         """Run L-BFGS from `start` in whitened coordinates; None if the start is not finite."""
-        from scipy.optimize import minimize  # slow to import, and seldom needed
-
         before, _ = self._log_posterior(start)
         if not np.isfinite(before):
             return None
 
-        def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
+        def rise(z: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._log_posterior(self.centre + self.factor @ z)
             slope = self.factor.T @ gradient
             if not np.isfinite(value) or not np.all(np.isfinite(slope)):
-                return BEYOND, np.zeros(len(z))  # the line search turns back
-            return before - value, -slope
+                return -BEYOND, np.zeros(len(z))  # the line search turns back
+            return value - before, slope
 
-        options = {"maxiter": ITERATIONS, "gtol": SMALL_SLOPE, "ftol": 1e-13}
         z = np.linalg.solve(self.factor, start - self.centre)
-        end = minimize(negative, z, jac=True, method="L-BFGS-B", options=options).x
+        end = quasi_newton(rise, z, maxiter=ITERATIONS, gtol=SMALL_SLOPE, ftol=1e-13)
         return np.asarray(self.centre + self.factor @ end)
 
     def _log_posterior(self, t: np.ndarray) -> tuple[float, np.ndarray]:
-        self.evaluations += 1
-        value, gradient = chunk_gradient(self.target, t, self.batch, self.present)
-        prior, prior_gradient = prior_slope(self.target, t)
-        return float(value) + prior, np.asarray(gradient) + prior_gradient
+        value, gradient = self.sums.gradient(t, "other modes")
+        prior, prior_gradient = prior_slope(self.sums.target, t)
+        return self.times * value + prior, self.times * gradient + prior_gradient
 
     def _worth_following(self, points: list[np.ndarray]) -> list[np.ndarray]:
         """Return the points that may matter in the posterior of all rows, best first.
@@ -328,16 +312,17 @@ class _RowSample:
         """
         if not points:
             return []
-        at_first = self._row_values(self.centre)
-        prior = prior_slope(self.target, self.centre)[0]
+        target, rows = self.sums.target, self.sums.rows
+        weight = self.times * rows.slice(0, len(rows)).get("weight", 1.0)
+        at = np.stack([self.centre, *points])
+        values = [*log_likelihoods(target, rows, np.arange(len(rows)), at)]
+        first, *others = weight * np.concatenate(values, axis=1)
+        prior = prior_slope(target, self.centre)[0]
         gaps = []
-        for point in points:
-            rise = self._row_values(point) - at_first
-            error = 0.0 if self.holds_all_rows else float(np.std(rise)) * np.sqrt(len(rise))
-            gaps.append(rise.sum() + prior_slope(self.target, point)[0] - prior + 4 * error)
+        for point, value in zip(points, others, strict=True):
+            rise = value - first
+            error = 0.0 if self.times == 1 else float(np.std(rise)) * np.sqrt(len(rise))
+            gaps.append(rise.sum() + prior_slope(target, point)[0] - prior + 4 * error)
         least = -(GAP + 2 * len(self.centre))
         order = [k for k in np.argsort(-np.array(gaps)) if gaps[k] > least]
         return [points[k] for k in order[:MOST]]
-
-    def _row_values(self, t: np.ndarray) -> np.ndarray:
-        return np.asarray(chunk_values(self.target, t, self.batch), np.float64)[self.present]

@@ -280,12 +280,6 @@ chunk_gradient = compiled_pass(value_and_slope)
 
 
 @compiled_pass
-def chunk_values(target: Target, t: Array, batch: Batch) -> jax.Array:
-    """Return the log-likelihood of each row of a chunk."""
-    return target.log_likelihood(t, batch)
-
-
-@compiled_pass
 def _gradients_sum(target: Target, points: Array, batch: Batch, present: Array) -> tuple[jax.Array]:
     at_point = jax.grad(partial(log_likelihood_sum, target))
     return (jax.lax.map(lambda t: at_point(t, batch, present), points, batch_size=16),)

@@ -175,8 +175,7 @@ def _remainders(
     nodes: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
     """Return remainders and two derivatives of rows at the nodes of their curves."""
-    model = control_variate.target.model
-    assert isinstance(model, LinearPredictorModel)
+    model = control_variate.model
     eta = control_variate.matrix(rows) @ as_either(point) + rows.get("offset", 0.0)
     y = as_either(np.asarray(model.outcome(rows), np.float64))
     count = nodes.shape[1]
