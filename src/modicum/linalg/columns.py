@@ -142,7 +142,6 @@ class DenseMatrix(ModelMatrix):
 
     def quadratic(self, form: np.ndarray | jax.Array, factor: np.ndarray) -> jax.Array:
         """|x L|^2 of each row, by NumPy, in float32 unless too many digits cancel."""
-        del form
         rows = np.asarray(self.x)
         slopes, shift = factor, np.zeros(factor.shape[1])
         if self.ones:
@@ -342,7 +341,6 @@ class CodedMatrix(ModelMatrix):
 
         O((p + k)^2) operations per row of p dense columns and k codes, however many columns in all.
         """
-        del factor
         xp = namespace(form)
         kind = xp.result_type(self.dtype, form)
         # Reference levels gather from a row and a column of zeros, put before the others.

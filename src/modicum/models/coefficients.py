@@ -357,7 +357,6 @@ class CoefficientPriors(BaseModel):
 
     def observed_in(self, rows: Rows) -> tuple[str, ...]:
         """Return which fields of the rows say that an outcome is known in part."""
-        del rows
         return self.observed
 
     def _moments(self, rows: Rows, data: Moments | None) -> Moments:
@@ -551,27 +550,22 @@ class CoefficientPriors(BaseModel):
 
     def outcome_unit(self, data: Moments) -> float:
         """Return the unit in which predictors are measured: 1 for log-odds and log-rates."""
-        del data
         return 1.0
 
     def pseudo_variance(self, data: Moments) -> float:
         """Return the approximate variance of a predictor estimated from one row."""
-        del data
         return 1.0
 
     def intercept_prior(self, data: Moments) -> Normal:
         """Return the default prior of the predictor at the mean of the columns."""
-        del data
         return Normal(0.0, 10.0)
 
     def extra_scale(self, name: str) -> float | None:
         """Prior standard deviation of an extra parameter about 0; None for the default prior."""
-        del name
         return None
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return the default prior of an extra parameter on its coordinate: wide, about 0."""
-        del data
         return Normal(0.0, coordinate_of(name)[0].sd)
 
     def extra_start(self, name: str, prior: Prior) -> float:

@@ -186,7 +186,6 @@ class LinearPredictorModel(CoefficientPriors):
 
     def predictors(self, rows: Rows) -> int:
         """Return the number q of linear predictors; 0 means one, without an axis for it."""
-        del rows
         return 0
 
     def check_fields(self, chunk: Batch, first: int) -> None:
@@ -228,7 +227,6 @@ class LinearPredictorModel(CoefficientPriors):
 
     def with_error(self, eta: jax.Array, known: Mapping[str, jax.Array]) -> jax.Array:
         """Return predictors (..., predictors) that include the known errors of their rows."""
-        del known
         return eta
 
     def row_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
@@ -351,7 +349,6 @@ class LinearPredictorModel(CoefficientPriors):
 
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """Variance of a row's noise on the scale of the predictor: one number, or one per draw."""
-        del draws, mean
         raise SettingError(
             f"the noise of {type(self).__name__} has no established variance on the scale of the "
             "linear predictor, so that there is no intraclass correlation; compare group_sd "

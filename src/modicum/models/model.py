@@ -72,17 +72,14 @@ class BaseModel(ABC):
 
         It may depend on the layout of the rows, not on their values.
         """
-        del key
         return self.start(rows)
 
     def other_starts(self, rows: Rows) -> list[Params]:
         """Return further starting points, if the user gave several."""
-        del rows
         return []
 
     def free_point(self, theta: Params, rows: Rows) -> Params:
         """Map a point given by the user to unconstrained parameters."""
-        del rows
         return theta
 
     def flat_names(self, rows: Rows | None = None) -> tuple[str, ...] | None:
@@ -109,7 +106,6 @@ class BaseModel(ABC):
 
     def resolved(self, rows: Rows) -> BaseModel:
         """Return the model with everything that depends on the rows fixed: data-scaled priors."""
-        del rows
         return self
 
     @property
@@ -119,7 +115,6 @@ class BaseModel(ABC):
 
     def log_folded_prior(self, theta: Params) -> jax.Array | None:
         """Return the part of the log-prior that is quadratic in `theta`; None if unknown."""
-        del theta
         return None
 
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
@@ -128,17 +123,14 @@ class BaseModel(ABC):
         The part is built for parameters laid out as `theta`. None where there is no such part, or
         where the split is unknown.
         """
-        del theta
         return None
 
     def log_effects(self, theta: Params) -> jax.Array:
         """Return the part of the log-prior that is the density of group effects given their sds."""
-        del theta
         return jnp.zeros(())
 
     def pooled_terms(self, theta: Params) -> tuple[tuple[Effects, Numbers], ...]:
         """Return the priors of explicit group effects, for parameters laid out as `theta`."""
-        del theta
         return ()
 
     def at_known_scale(self) -> BaseModel | None:
@@ -165,7 +157,6 @@ class BaseModel(ABC):
 
     def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
         """For each group term T: the effects of a group are T v, with v standard normal."""
-        del theta
         return ()
 
     def new_group_variances(self, theta: Params, batch: Batch) -> list[jax.Array]:
@@ -194,7 +185,6 @@ class BaseModel(ABC):
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Return a description of each parameter's prior; empty where the model has none."""
-        del rows
         return {}
 
     def prior_distances(self, theta: Params) -> Params | None:
@@ -203,7 +193,6 @@ class BaseModel(ABC):
         The result has the structure of `theta` and is linear in it; None where the distances are
         unknown. The unit of a prior that is not normal is its `Prior.width`.
         """
-        del theta
         return None
 
     def has_normal_prior(self, theta: Params) -> Params:
@@ -219,7 +208,6 @@ class BaseModel(ABC):
 
         `theta` is the posterior mode.
         """
-        del rows, theta
         return None, 0
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
@@ -228,7 +216,6 @@ class BaseModel(ABC):
 
     def report_own(self, theta: Params) -> dict[str, jax.Array]:
         """Name the hyperparameters, the parameters of priors, which come last."""
-        del theta
         return {}
 
     def restore(self, named: Mapping[str, Array]) -> Params:
@@ -237,7 +224,6 @@ class BaseModel(ABC):
 
     def labels(self, rows: Rows) -> Labels:
         """Return coordinate labels for the axes of reported parameters, where they have labels."""
-        del rows
         return {}
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
@@ -274,7 +260,6 @@ class BaseModel(ABC):
 
         `shapes` are those of the reported parameters.
         """
-        del shapes
         words = rng.integers(0, 2**32, size=(number, 2), dtype=np.uint32)
         return jax.jit(jax.vmap(lambda w: self.simulate_prior(typed(w))))(words)
 
@@ -287,7 +272,6 @@ class BaseModel(ABC):
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
         """Return the predicted class given expected outcomes; None if outcomes are not classes."""
-        del expected
         return None
 
     def identity(self) -> str:

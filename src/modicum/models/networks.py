@@ -534,7 +534,6 @@ class Network(NeuralModel):
 
     def start(self, rows: Rows) -> Params:
         """Return `params` in float64."""
-        del rows
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.params)
 
     def random_start(self, rows: Rows, key: jax.Array) -> Params:

@@ -220,7 +220,6 @@ def _predictors(
 def _effect_factors(
     model: BaseModel, named: Mapping[str, Array], fields: Batch
 ) -> tuple[jax.Array, ...]:
-    del fields
     return tuple(model.effect_factors(model.restore(named)))
 
 

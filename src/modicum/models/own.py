@@ -649,7 +649,6 @@ def with_given_types(batch: Batch, kinds: Mapping[str, str]) -> Batch:
 
 def _nothing_derived(theta: Params) -> dict[str, jax.Array]:
     """What a model reports besides its parameters, unless the user says what."""
-    del theta
     return {}
 
 

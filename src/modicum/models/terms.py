@@ -75,7 +75,6 @@ class PooledTerm(ABC):
 
     def coded(self, first: int, rows: Rows) -> list[CodedTerm]:
         """Return its columns from `first` on, if rows hold them as codes."""
-        del first, rows
         return []
 
 
@@ -114,7 +113,6 @@ class SmoothTerm(PooledTerm):
 
     def levels(self, rows: Rows) -> tuple[str, ...]:
         """Numbers of the columns."""
-        del rows
         return tuple(str(j + 1) for j in range(len(self.columns)))
 
     def columns_of(self, rows: Rows) -> list[int]:

@@ -96,7 +96,6 @@ class Softmax(_Classes):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw classes by the Gumbel-max trick."""
-        del batch
         padded = np.concatenate([eta, np.zeros_like(eta[..., :1])], axis=-1)
         return 1.0 * np.argmax(padded + rng.gumbel(size=padded.shape), axis=-1)
 
@@ -288,7 +287,6 @@ class Ordinal(_OrderedClasses):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw classes by where a latent variable about eta falls among the cutpoints."""
-        del batch
         cuts = np.cumsum(bounded_exp(eta[..., 1:]), axis=-1)  # from the first one, which is at 0
         latent = eta[..., 0] + LINKS[self.link].draw(rng, eta.shape[:-1])
         return (latent > 0) + 1.0 * np.sum(latent[..., None] > cuts, axis=-1)
@@ -337,7 +335,6 @@ class StoppingRatio(_OrderedClasses):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw at each class whether to stop there."""
-        del batch
         at = np.concatenate([np.zeros_like(eta[..., :1]), eta[..., 1:]], axis=-1) - eta[..., :1]
         on = LINKS[self.link].draw(rng, at.shape) > at
         return 1.0 * np.sum(np.cumprod(on, axis=-1), axis=-1)
@@ -371,7 +368,6 @@ class AdjacentCategory(_OrderedClasses):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw classes by the Gumbel-max trick."""
-        del batch
         none = np.zeros_like(eta[..., :1])
         odds = eta[..., :1] - np.concatenate([none, eta[..., 1:]], axis=-1)
         scores = np.concatenate([none, np.cumsum(odds, axis=-1)], axis=-1)

@@ -77,7 +77,6 @@ class Poisson(_Counts):
         self, eta: jax.Array, e: jax.Array, y: jax.Array, before: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """f(eta + e) - f(eta) and f'(eta + e), without log y!, which cancels."""
-        del before
         rate = jnp.exp(eta)
         return y * e - rate * jnp.expm1(e), y - jnp.exp(eta + e)
 
@@ -87,7 +86,6 @@ class Poisson(_Counts):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw Poisson counts."""
-        del batch
         return draw_counts(rng, bounded_exp(eta[..., 0]))
 
     def log_above_zero(self, eta: jax.Array) -> jax.Array:
@@ -101,7 +99,6 @@ class Poisson(_Counts):
 
         That time is exponential given that it is below 1.
         """
-        del batch
         rate = bounded_exp(eta[..., 0])
         rest = rate + np.log1p(rng.random(rate.shape) * np.expm1(-rate))  # rate (1 - t)
         return 1 + draw_counts(rng, np.clip(rest, 0.0, rate))
@@ -157,7 +154,6 @@ class NegativeBinomial(ExtraParameter, _Counts):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw Poisson counts with gamma-distributed rates."""
-        del batch
         size = bounded_exp(-eta[..., 1])
         rate = bounded_exp(eta[..., 0]) * rng.standard_gamma(size) / size
         return draw_counts(rng, rate)
@@ -174,7 +170,6 @@ class NegativeBinomial(ExtraParameter, _Counts):
         No event comes before t with probability (1 + a mu t)^(-1/a), and given t the rate is gamma
         of shape 1 + 1/a and scale a mu / (1 + a mu t).
         """
-        del batch
         size = bounded_exp(-eta[..., 1])
         whole = np.log1p(bounded_exp(eta[..., 0]) / size)  # log(1 + a mu)
         before = -np.log1p(rng.random(size.shape) * np.expm1(-size * whole)) / size

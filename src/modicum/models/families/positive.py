@@ -71,7 +71,6 @@ class Gamma(ExtraParameter, LogLink):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw gamma variables with mean e^eta."""
-        del batch
         shape = bounded_exp(eta[..., 1])
         return bounded_exp(eta[..., 0] + draw_log_gammas(rng, shape) - eta[..., 1])
 
@@ -122,7 +121,6 @@ class InverseGaussian(ExtraParameter, LogLink):
 
         NumPy's `wald` cancels where the mean is much larger than the shape.
         """
-        del batch
         mu, shape = bounded_exp(eta[..., 0]), bounded_exp(eta[..., 1])
         w = mu / (2 * shape) * rng.standard_normal(mu.shape) ** 2
         ratio = 1 + w + np.sqrt(w) * np.sqrt(w + 2)  # larger root over the mean
@@ -173,7 +171,6 @@ class Lognormal(ExtraParameter, LogLink):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw exponentials of normal variables."""
-        del batch
         noise = bounded_exp(eta[..., 1]) * rng.standard_normal(eta.shape[:-1])
         return bounded_exp(eta[..., 0] + noise)
 
@@ -192,7 +189,6 @@ class _Survival(LogLink):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw times to the event, without censoring."""
-        del batch
         shape = bounded_exp(eta[..., 1]) if self.extras else 1.0
         return bounded_exp(eta[..., 0] + self.draw_noise(rng, eta.shape[:-1]) / shape)
 

@@ -74,7 +74,6 @@ class _Binary(_Successes):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw Bernoulli outcomes."""
-        del batch
         return 1.0 * (rng.random(eta.shape[:-1]) < chances(self.link, eta[..., 0]))
 
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
@@ -349,7 +348,6 @@ class Beta(ExtraParameter):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw beta variables."""
-        del batch
         mean, log_precision = eta[..., 0], eta[..., 1]
         logs = (log_precision - np.logaddexp(0.0, e) for e in (-mean, mean))
         return _draw_shares(rng, *logs)

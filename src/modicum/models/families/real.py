@@ -102,7 +102,6 @@ class ScaleFamily(LinearPredictorModel):
 
     def extra_scale(self, name: str) -> float | None:
         """Prior standard deviation of log(scale), where it is given."""
-        del name
         return self.scale_prior
 
     def outcome_unit(self, data: Moments) -> float:
@@ -116,7 +115,6 @@ class ScaleFamily(LinearPredictorModel):
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return the prior of log(scale), about the logarithm of the outcome's unit."""
-        del name
         return Normal(float(np.log(self.outcome_unit(data))), 2.5)
 
     def without_priors(self) -> Self:
@@ -142,7 +140,6 @@ class ScaleFamily(LinearPredictorModel):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Add scaled noise to the centre."""
-        del batch
         log_scale = eta[..., 1] if self.scale is None else np.full(eta.shape[:-1], log(self.scale))
         return eta[..., 0] + bounded_exp(log_scale) * self.draw_noise(rng, eta.shape[:-1])
 
@@ -250,7 +247,6 @@ class GaussianLog(ExtraParameter, LogLink):
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return the prior of log(scale), about the logarithm of sd(y)."""
-        del name
         return Normal(float(np.log(data.y_sd or abs(data.y_mean) or 1.0)), 2.5)
 
     def variance(self, eta: jax.Array) -> jax.Array:
@@ -259,7 +255,6 @@ class GaussianLog(ExtraParameter, LogLink):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Add normal noise to e^eta."""
-        del batch
         noise = bounded_exp(eta[..., 1]) * rng.standard_normal(eta.shape[:-1])
         return bounded_exp(eta[..., 0]) + noise
 
@@ -361,7 +356,6 @@ class VonMises(ExtraParameter):
 
     def intercept_prior(self, data: Moments) -> Normal:
         """Return a prior under which no direction is unlikely."""
-        del data
         return Normal(0.0, 2.5)
 
     def mean(self, eta: jax.Array) -> jax.Array:
@@ -370,7 +364,6 @@ class VonMises(ExtraParameter):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw angles about the mean direction."""
-        del batch
         return rng.vonmises(2 * np.arctan(eta[..., 0]), bounded_exp(eta[..., 1]))
 
 

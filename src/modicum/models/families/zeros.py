@@ -314,7 +314,6 @@ class Tweedie(ExtraParameter, LogLink):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw the number of amounts, and their sum, which is a gamma variable."""
-        del batch
         q, log_mean, log_dispersion = 2 - self.power, eta[..., 0], eta[..., 1]
         number = draw_counts(rng, bounded_exp(q * log_mean - log_dispersion) / q)
         unit = bounded_exp((1 - q) * log_mean + log_dispersion) * (1 - q)

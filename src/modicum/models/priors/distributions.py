@@ -333,7 +333,6 @@ class Flat(Prior):
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """Zero."""
         xp = namespace(value)
-        del numbers
         return xp.zeros_like(value)
 
 

@@ -56,12 +56,10 @@ class ExactTerm(ABC):
 
     def settle(self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers) -> np.ndarray:
         """Return t with the hyperparameters, if there are any, near their marginal mode."""
-        del covariance, numbers
         return t
 
     def log_densities(self, t: np.ndarray, numbers: Numbers) -> np.ndarray | None:
         """Log-densities at points (S, d) by NumPy; None if only compiled code has them."""
-        del t, numbers
         return None
 
     @abstractmethod
@@ -75,7 +73,6 @@ class ExactTerm(ABC):
 
         `information` is the data's information about each entry, given all others.
         """
-        del t, information
         return None
 
 
@@ -177,7 +174,6 @@ class Independent(ExactTerm):
         self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """EM's normal."""
-        del hyperparameters  # there are none
         where = np.array(self.where)
         arrays = [np.asarray(number) for number in numbers]
         names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
