@@ -33,7 +33,6 @@ from modicum.models.priors import (
     is_positive,
     moments,
 )
-from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.priors.resolved import (
     PriorTable,
     column_in_summary,
@@ -42,7 +41,6 @@ from modicum.models.priors.resolved import (
     is_of_exponential,
     require_known,
     require_support,
-    shapes_of,
     tidy_priors,
 )
 from modicum.models.priors.units import columns_with_moments, with_slopes_by_level
@@ -218,9 +216,9 @@ class CoefficientPriors(BaseModel):
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Independent priors of beta, the (centred) intercept, the extras and hyperparameters."""
-        return self.known_priors(theta).log_density(theta)
+        return self.priors_at(theta).log_density(theta)
 
-    def known_priors(self, theta: Params) -> ModelPriors:
+    def priors_at(self, theta: Params) -> ModelPriors:
         """Return the priors of parameters laid out as `theta`: resolved, or given as scales."""
         if self.resolved_priors is not None:
             return self.resolved_priors
@@ -236,46 +234,18 @@ class CoefficientPriors(BaseModel):
             extras=tuple((name, Normal(0.0, scale)) for name, scale in extras if scale is not None),
         )
 
-    def log_folded_prior(self, theta: Params) -> jax.Array:
-        """Return the part that is quadratic in the parameters: normal and flat priors."""
-        return self.known_priors(theta).log_folded(theta)
-
-    def log_effects(self, theta: Params) -> jax.Array:
-        """Log-density of group effects given their covariance, which is part of the log-prior."""
-        return self.known_priors(theta).log_effects(theta)
-
     def draw_prior(
         self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
     ) -> dict[str, Params]:
         """Draw parameters independently from their priors."""
         q = shapes["intercept"] if "intercept" in shapes else shapes.get("beta", (0,))[:-1]
         beta = np.empty(shapes.get("beta", (0,)))
-        return self.known_priors({"beta": beta}).draw(q, number, rng)
-
-    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """Return the part that is not quadratic, for parameters laid out as `theta`, or None."""
-        return self.known_priors(theta).exact(shapes_of(theta))
-
-    def pooled_terms(self, theta: Params) -> tuple[tuple[Effects, Numbers], ...]:
-        """Return the priors of explicit group effects."""
-        return tuple(self.known_priors(theta).effects(shapes_of(theta)))
+        return self.priors_at({"beta": beta}).draw(q, number, rng)
 
     @property
     def has_flat_prior(self) -> bool:  # type: ignore[override]
         """Whether some parameter has no prior, so that the posterior may be improper."""
         return self.resolved_priors is not None and self.resolved_priors.has_flat
-
-    def has_normal_prior(self, theta: Params) -> Params:
-        """Which parameters have a normal prior, in the structure of `theta`."""
-        return self.known_priors(theta).normal(theta)
-
-    def shrunk(self, theta: Params) -> Params:
-        """Mark coefficients with a horseshoe prior, and the horseshoe's own parameters."""
-        return self.known_priors(theta).shrunk(theta)
-
-    def prior_distances(self, theta: Params) -> Params | None:
-        """Distances in prior sds; for the intercept, at the point in x where its prior holds."""
-        return self.known_priors(theta).distances(theta)
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Name each prior: "normal(mean, sd)"."""

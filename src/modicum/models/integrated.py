@@ -19,8 +19,7 @@ from modicum.models.families import Cloglog, Logistic, Probit
 from modicum.models.integrals import GroupIntegrals
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, EffectScale, Labels, Params
-from modicum.models.priors import LKJ, OWN, HalfNormal, is_positive, moments
-from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.models.priors import LKJ, OWN, HalfNormal, ModelPriors, is_positive, moments
 from modicum.models.priors.units import columns_with_moments
 from modicum.models.terms import (
     INTERCEPT,
@@ -183,30 +182,25 @@ class IntegratedEffects(GroupIntegrals):
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Sum the log-priors of the family and of the effects' covariance."""
+        return self.family.log_prior(theta) + self.log_own_prior(theta)
+
+    def log_own_prior(self, theta: Params) -> jax.Array:
+        """Log-prior of the covariance of the integrated effects."""
         if self.scales is None:
             raise SettingError(
                 "the default prior of group_sd is in the units of the data, so it needs rows: "
                 "use model.resolved(rows), or give group_sd."
             )
-        return self.family.log_prior(theta) + self._covariance_log_prior(theta)
-
-    def _covariance_log_prior(self, theta: Params) -> jax.Array:
-        assert self.scales is not None
         return self.covariance.log_prior(theta, self.scales, self.concentration)
 
-    def log_folded_prior(self, theta: Params) -> jax.Array | None:
-        """Return all but the prior of the family's explicit effects; None if there are none."""
-        if not self.family.pooled:
-            return None
-        return self.family.log_folded_prior(theta) + self._covariance_log_prior(theta)
+    def priors_at(self, theta: Params) -> ModelPriors:
+        """Return the family's priors."""
+        return self.family.priors_at(theta)
 
-    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """Return the prior of the family's explicit effects, whose joint density has no mode."""
-        return self.family.exact_prior(theta) if self.family.pooled else None
-
-    def log_effects(self, theta: Params) -> jax.Array:
-        """Log-density of the family's explicit effects given their sds."""
-        return self.family.log_effects(theta)
+    @property
+    def splits_prior(self) -> bool:  # type: ignore[override]
+        """Whether there are explicit effects, whose joint density with their sds has no mode."""
+        return bool(self.family.pooled)
 
     def draw_prior(
         self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
@@ -220,10 +214,6 @@ class IntegratedEffects(GroupIntegrals):
             partials = draw_partials(self.effects, self.concentration, rng, number)
             theta["group_partial"] = partials
         return theta
-
-    def shrunk(self, theta: Params) -> Params:
-        """Mark what the family's priors shrink, which excludes the groups' sds."""
-        return self.family.shrunk(theta)
 
     def likelihood_layout(self, theta: Params) -> Params:
         """Return all parameters but the standard deviations of explicit effects."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
-from modicum.models.priors.exact import Effects, ExactPrior, Numbers
+from modicum.models.priors import ModelPriors
 from modicum.models.terms import GroupTerm
 from modicum.models.tracing import Trace, trace_of
 from modicum.random import typed
@@ -44,6 +44,7 @@ class BaseModel(ABC):
     has_mode: ClassVar[bool] = True  # whether Newton's method finds a mode worth expanding about
     reads_bytes: ClassVar[bool] = False  # whether rows may be uint8, whose arithmetic wraps around
     users_functions: ClassVar[bool] = False  # identified by its trace rather than its settings
+    splits_prior: bool = True  # whether folding the quadratic part of `priors_at` finds the mode
     has_flat_prior: bool = False  # whether the posterior may be improper
     has_groups: bool = False  # whether the parameters include group effects
     group_terms: tuple[GroupTerm, ...] = ()  # whose effects vary between the levels of a factor
@@ -113,25 +114,13 @@ class BaseModel(ABC):
         """Whether `resolved` makes a pass over the rows."""
         return False
 
-    def log_folded_prior(self, theta: Params) -> jax.Array | None:
-        """Return the part of the log-prior that is quadratic in `theta`; None if unknown."""
+    def priors_at(self, theta: Params) -> ModelPriors | None:
+        """Return the priors of parameters laid out as `theta`; None if `log_prior` is all."""
         return None
 
-    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """Return the part of the prior that is not quadratic, and its constants.
-
-        The part is built for parameters laid out as `theta`. None where there is no such part, or
-        where the split is unknown.
-        """
-        return None
-
-    def log_effects(self, theta: Params) -> jax.Array:
-        """Return the part of the log-prior that is the density of group effects given their sds."""
+    def log_own_prior(self, theta: Params) -> jax.Array:
+        """Log-prior of the parameters that `priors_at` leaves out; it counts as quadratic."""
         return jnp.zeros(())
-
-    def pooled_terms(self, theta: Params) -> tuple[tuple[Effects, Numbers], ...]:
-        """Return the priors of explicit group effects, for parameters laid out as `theta`."""
-        return ()
 
     def at_known_scale(self) -> BaseModel | None:
         """Return the model with noise of a known scale, if its log-likelihood is then quadratic."""
@@ -186,22 +175,6 @@ class BaseModel(ABC):
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Return a description of each parameter's prior; empty where the model has none."""
         return {}
-
-    def prior_distances(self, theta: Params) -> Params | None:
-        """Return how far `theta` lies from its prior's centre, in prior standard deviations.
-
-        The result has the structure of `theta` and is linear in it; None where the distances are
-        unknown. The unit of a prior that is not normal is its `Prior.width`.
-        """
-        return None
-
-    def has_normal_prior(self, theta: Params) -> Params:
-        """Return which parameters have a normal prior, in the structure of `theta`."""
-        return jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta)
-
-    def shrunk(self, theta: Params) -> Params:
-        """Return which parameters have a shrinkage prior, meant to win where data say little."""
-        return jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), theta)
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Return a warning if the likelihood has no maximum, and the passes the search took.

@@ -365,8 +365,8 @@ def log_priors(
 
     def log_prior(named: Params) -> jax.Array:
         theta = model.restore(named)
-        total = model.log_prior(theta)
-        return total if effects else total - model.log_effects(theta)
+        total, priors = model.log_prior(theta), model.priors_at(theta)
+        return total if effects or priors is None else total - priors.log_effects(theta)
 
     (values,) = evaluated(jax.vmap(log_prior), flat)
     return np.broadcast_to(np.asarray(values), chains * number).reshape(chains, number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -20,6 +20,7 @@ from modicum.linalg.arrow import ArrowLayout, arrow_layout
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
+from modicum.models.priors import ModelPriors
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
@@ -164,17 +165,31 @@ class Target:
         return {name: tuple(range(first, last)) for name, first, last in pairs}
 
     @cached_property
+    def priors(self) -> ModelPriors | None:
+        """The priors of the parameters; None if only their joint density is known."""
+        return self.model.priors_at(self._shaped)
+
+    @property
+    def all_priors(self) -> ModelPriors | None:
+        """`priors`, if they are those of all parameters."""
+        return self.priors if self.model.integrated_group is None else None
+
+    @cached_property
     def exact_prior(self) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
         """The part of the prior that every step evaluates, and its constants; None if empty."""
-        return self.model.exact_prior(self._shaped)
+        if self.priors is None or not self.model.splits_prior:
+            return None
+        return self.priors.exact(self._shaped)
 
     def log_folded_prior(self, t: Array, smooth: bool = False) -> jax.Array:
         """Return the part of the log-prior that is folded into the likelihood's quadratic.
 
         With `smooth`, add the part that is not quadratic, but that Newton's method climbs as it is.
         """
-        folded = self.model.log_folded_prior(self.unravel(t))
-        folded = jnp.zeros(()) if folded is None else folded
+        if self.priors is None or not self.model.splits_prior:
+            return jnp.zeros(())
+        theta = self.unravel(t)
+        folded = self.priors.log_folded(theta) + self.model.log_own_prior(theta)
         if not smooth or self.exact_prior is None:
             return folded
         exact, numbers = self.exact_prior
@@ -237,7 +252,7 @@ class Target:
     @property
     def pooled_terms(self) -> tuple[tuple[Effects, Numbers], ...]:
         """The priors of explicit effects, with their constants."""
-        return self.model.pooled_terms(self._shaped)
+        return () if self.all_priors is None else tuple(self.all_priors.effects(self._shaped))
 
     @property
     def size(self) -> int:
@@ -284,6 +299,8 @@ class Target:
         They are linear in t, so differences give the derivative and nothing is compiled. With
         `places`, both are restricted to these entries of t.
         """
+        if self.all_priors is None:
+            return None
         places = np.arange(len(point)) if places is None else places
         units = np.zeros((len(places), len(point)))
         units[np.arange(len(places)), places] = 1
@@ -291,9 +308,7 @@ class Target:
         leaves = [points[:, list(where)] for where in self.places.values()]
         # not -1: there may be no columns at all
         shaped = [x.reshape(len(x), *shape) for x, shape in zip(leaves, self.shapes, strict=True)]
-        away = self.model.prior_distances(jax.tree.unflatten(self.structure, shaped))
-        if away is None:
-            return None
+        away = self.all_priors.distances(jax.tree.unflatten(self.structure, shaped))
         flat = [np.reshape(leaf, (len(points), -1)) for leaf in jax.tree.leaves(away)]
         distances = np.concatenate(flat, axis=1).astype(np.float64)[:, places]
         here, at_zero, *lines = distances
@@ -310,12 +325,17 @@ class Target:
     @cached_property
     def has_normal_prior(self) -> np.ndarray:
         """Which entries of the flat vector have a normal prior."""
-        return _marks(self.model.has_normal_prior(self._shaped))
+        return self._marks(None if self.all_priors is None else self.all_priors.normal, True)
 
     @cached_property
     def not_compared(self) -> np.ndarray:
         """Entries with a shrinkage prior, which is meant to win where the data say little."""
-        return _marks(self.model.shrunk(self._shaped))
+        return self._marks(None if self.priors is None else self.priors.shrunk, False)
+
+    def _marks(self, marks: Callable[[Params], Params] | None, otherwise: bool) -> np.ndarray:
+        if marks is None:
+            return np.full(self.size, otherwise)
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(marks(self._shaped))])
 
     @cached_property
     def reported_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -354,10 +374,6 @@ class Target:
 
 def _flat(leaves: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
-
-
-def _marks(marked: Params) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(marked)])
 
 
 @jit(static=0)

@@ -527,9 +527,3 @@ def prior_from_dict(saved: Mapping[str, str | float]) -> Prior:
     """Undo `Prior.to_dict`."""
     arguments = {name: value for name, value in saved.items() if name != "distribution"}
     return DISTRIBUTIONS[str(saved["distribution"])](**arguments)
-
-
-def normal_log_density(value: jax.Array, scale: jax.Array) -> jax.Array:
-    """Summed log-density of independent normals with mean 0."""
-    z = jnp.asarray(value) / scale
-    return jnp.sum(-0.5 * z**2 - jnp.log(scale) - 0.5 * np.log(2 * np.pi))

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.files import Json
@@ -23,7 +24,6 @@ from modicum.models.priors.distributions import (
     Normal,
     Prior,
     Support,
-    normal_log_density,
     prior_from_dict,
 )
 from modicum.models.priors.exact import (
@@ -238,22 +238,28 @@ class ModelPriors:
 
     # Log-densities ---------------------------------------------------------------------------
 
+    @property
+    def alone(self) -> list[tuple[str, Prior, tuple[float, ...]]]:
+        """Name, prior and centre of the parameters other than coefficients: intercept, extras."""
+        centres = dict(self.centres)
+        extras = [(name, prior, centres.get(name, ())) for name, prior in self.extras]
+        return (
+            extras
+            if self.intercept is None
+            else [("intercept", self.intercept, self.centre), *extras]
+        )
+
     def log_density(self, theta: Theta) -> jax.Array:
         """Log-prior at unconstrained parameters."""
-        total = self.log_folded(theta)
-        exact = self.exact(shapes_of(theta))
+        total, exact = self.log_folded(theta), self.exact(theta)
         if exact is None:
             return total
-        t = jnp.concatenate([jnp.ravel(leaf) for leaf in _leaves(theta).values()])
-        return total + exact[0].log_density(t, exact[1])
+        return total + exact[0].log_density(ravel_pytree(dict(theta))[0], exact[1])
 
     def log_effects(self, theta: Theta) -> jax.Array:
         """Log-density of effects given their covariance: part of the model rather than a prior."""
-        t = jnp.concatenate([jnp.ravel(leaf) for leaf in _leaves(theta).values()])
-        total = jnp.zeros(())
-        for term, _ in self.effects(shapes_of(theta)):
-            total = total + term.log_effects(t)
-        return total
+        t = ravel_pytree(dict(theta))[0]
+        return sum((term.log_effects(t) for term, _ in self.effects(theta)), jnp.zeros(()))
 
     def log_folded(self, theta: Theta) -> jax.Array:
         """Return the part that is quadratic in the parameters."""
@@ -261,38 +267,23 @@ class ModelPriors:
         total = jnp.zeros(())
         normal = [j for j, prior in enumerate(self.coefficients) if isinstance(prior, Normal)]
         if normal:
-            priors = [self.coefficients[j] for j in normal]
-            mean, sd = np.array([prior.numbers for prior in priors]).T
+            mean, sd = np.array([self.coefficients[j].numbers for j in normal]).T
             values = beta if len(normal) == beta.shape[-1] else beta[..., np.array(normal)]
-            total = normal_log_density(values - mean if mean.any() else values, jnp.asarray(sd))
-        if self.intercept is not None and self.intercept.quadratic:
-            total += self.intercept.log_density(self.centred_intercept(theta))
-        for name, prior in self.extras:
+            total = jnp.sum(Normal.density(values, jnp.asarray(mean), jnp.asarray(sd)))
+        for name, prior, centre in self.alone:
             if isinstance(prior, LogNormal):  # normal in the logarithm, which is sampled
                 total += Normal(*prior.numbers).log_density(theta[name])
             elif prior.quadratic:
-                total += prior.log_density(self._centred(theta, name, dict(self.centres).get(name)))
+                common = beta[..., : len(self.coefficients)]
+                shift = common @ jnp.asarray(centre) if centre else 0.0
+                total += prior.log_density(jnp.asarray(theta[name]) + shift)
         return total
 
-    def centred_intercept(self, theta: Theta) -> jax.Array:
-        """The linear predictor at the centre, to which the intercept's prior applies."""
-        return self._centred(theta, "intercept", self.centre)
-
-    def _centred(self, theta: Theta, name: str, centre: Sequence[float] | None) -> jax.Array:
-        """The predictor whose intercept has this name, at a point in x; at 0 if there is none."""
-        intercept = jnp.asarray(theta[name])
-        if not centre:
-            return intercept
-        common = jnp.asarray(theta["beta"])[..., : len(self.coefficients)]
-        return intercept + common @ jnp.asarray(centre)
-
-    def exact(
-        self, shapes: Mapping[str, tuple[int, ...]]
-    ) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """Return the part that is not quadratic, for leaves of these shapes in flat order."""
-        places = _places(shapes)
+    def exact(self, theta: Theta) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+        """Return the part that is not quadratic, for parameters laid out as `theta`."""
+        places = _places(theta)
         terms: list[tuple[ExactTerm, Numbers]] = []
-        columns = places["beta"].reshape(shapes["beta"])
+        columns = places["beta"].reshape(np.shape(theta["beta"]))
         kinds = [type(p) for p in self.coefficients if not p.quadratic]
         for kind in dict.fromkeys(kinds):
             if kind is not Horseshoe:
@@ -301,22 +292,22 @@ class ModelPriors:
                 terms.append(_independent(kind, columns[..., of_kind], priors))
         for k, like in enumerate(self.horseshoes):
             of_kind = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
-            terms.append(self._shared(columns[..., of_kind], of_kind, like, places[_HORSESHOE][k]))
-        terms += self.effects(shapes)
-        if self.intercept is not None and not self.intercept.quadratic:
-            of_all = [self.intercept] * places["intercept"].size
-            terms.append(_independent(type(self.intercept), places["intercept"], of_all))
-        for name, prior in self.extras:
+            where = columns[..., of_kind]
+            numbers = _spread([self.coefficients[j] for j in of_kind], where)
+            shared = SharedScale(_indices(where), int(places[f"{OWN}.{HORSESHOE}"][k]))
+            terms.append((shared, (np.asarray(like.scale), np.asarray(like.slab), *numbers[2:])))
+        terms += self.effects(theta)
+        for name, prior, _ in self.alone:
             if not prior.quadratic:
-                logged = is_of_exponential(name, prior)
-                terms.append(_independent(type(prior), places[name], [prior], logged))
+                of_all, logged = [prior] * places[name].size, is_of_exponential(name, prior)
+                terms.append(_independent(type(prior), places[name], of_all, logged))
         if not terms:
             return None
         return ExactPrior(tuple(term for term, _ in terms)), tuple(numbers for _, numbers in terms)
 
-    def effects(self, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[Effects, Numbers]]:
+    def effects(self, theta: Theta) -> list[tuple[Effects, Numbers]]:
         """Return the terms of groups, in the order of their effects and hyperparameters."""
-        places = _places(shapes)
+        places = _places(theta)
         terms: list[tuple[Effects, Numbers]] = []
         first, none = len(self.coefficients), np.arange(0)
         own = (places.get(f"{OWN}.{name}", none) for name in (LOG_SD, PARTIAL))
@@ -339,15 +330,6 @@ class ModelPriors:
             yield group, sds[first : ends[0]], partials[second : ends[1]]
             first, second = ends
 
-    def _shared(
-        self, where: np.ndarray, columns: list[int], like: Horseshoe, tau: int
-    ) -> tuple[ExactTerm, Numbers]:
-        units = [self.coefficients[j].numbers[2:] for j in columns]  # and resolutions
-        arguments = np.array(units)
-        shared = (np.asarray(like.scale), np.asarray(like.slab))
-        by_column = tuple(np.broadcast_to(number, where.shape).ravel() for number in arguments.T)
-        return SharedScale(_indices(where), int(tau)), (*shared, *by_column)
-
     # Draws -----------------------------------------------------------------------------------
 
     def draw(self, q: tuple[int, ...], number: int, rng: np.random.Generator) -> dict[str, Pytree]:
@@ -355,14 +337,10 @@ class ModelPriors:
         columns = [prior.draw(rng, (number, *q)) for prior in self.coefficients]
         beta = np.stack(columns, axis=-1) if columns else np.zeros((number, *q, 0))
         theta: dict[str, Pytree] = {}
-        if self.intercept is not None:
-            at_centre = self.intercept.draw(rng, (number, *q))
-            theta["intercept"] = at_centre - (beta @ np.array(self.centre) if self.centre else 0.0)
-        for name, prior in self.extras:
-            value = prior.draw(rng, (number,))
-            theta[name] = np.log(value) if is_of_exponential(name, prior) else value
-            if name in dict(self.centres):
-                theta[name] = theta[name] - beta @ np.array(dict(self.centres)[name])
+        for name, prior, centre in self.alone:
+            value = prior.draw(rng, (number, *(q if name == "intercept" else ())))
+            value = np.log(value) if is_of_exponential(name, prior) else value
+            theta[name] = value - (beta @ np.array(centre) if centre else 0.0)
         drawn = [group.draw(number, rng) for group in self.groups]
         theta["beta"] = np.concatenate([beta, *(effects for *_, effects in drawn)], axis=-1)
         if drawn:
@@ -461,16 +439,11 @@ class ModelPriors:
         beta, effects = np.split(beta, [len(self.coefficients)], axis=-1)
         zero = np.zeros_like(effects)  # no effect is too far from 0: the scale is sampled
         away: dict[str, Pytree] = {"beta": np.concatenate([(beta - centre) / width, zero], axis=-1)}
-        if self.intercept is not None:
-            centred = np.asarray(theta["intercept"])
-            if self.centre:
-                centred = centred + beta @ np.asarray(self.centre)
-            away["intercept"] = (centred - self.intercept.centre) / self.intercept.width
-        for name, prior in self.extras:
-            value = np.asarray(theta[name])
-            if name in dict(self.centres):
-                value = value + beta @ np.asarray(dict(self.centres)[name])
+        for name, prior, at in self.alone:
+            value = np.asarray(theta[name]) + (beta @ np.asarray(at) if at else 0.0)
             mean, sd = prior.numbers if prior.quadratic and prior.numbers else (0.0, np.inf)
+            if name == "intercept":
+                mean, sd = prior.centre, prior.width
             away[name] = (value - mean) / sd
         if OWN in theta:
             away[OWN] = jax.tree.map(np.zeros_like, theta[OWN])
@@ -486,11 +459,9 @@ class ModelPriors:
 
     def _marks(self, theta: Theta, has: Callable[[Prior], bool], pooled: bool) -> dict[str, Pytree]:
         """Which parameters have a prior of a kind; group effects and hyperparameters, `pooled`."""
-        of = {"intercept": self.intercept, **dict(self.extras)}
-        alone = {name: has(prior) for name, prior in of.items() if prior is not None}
         columns = np.full(np.shape(theta["beta"])[-1], pooled)
         columns[: len(self.coefficients)] = [has(prior) for prior in self.coefficients]
-        marks = {"beta": columns} | alone
+        marks = {"beta": columns} | {name: has(prior) for name, prior, _ in self.alone}
         return {
             name: jax.tree.map(
                 lambda x: np.broadcast_to(marks.get(name, pooled), np.shape(x)),  # noqa: B023
@@ -502,7 +473,7 @@ class ModelPriors:
     @property
     def has_flat(self) -> bool:
         """Whether some parameter has no prior, so that the posterior may be improper."""
-        priors = (*self.coefficients, self.intercept, *(prior for _, prior in self.extras))
+        priors = (*self.coefficients, *(prior for _, prior, _ in self.alone))
         return any(isinstance(prior, Flat) for prior in priors)
 
     def describe(self, coefficients: Sequence[str], keys: Mapping[str, str]) -> dict[str, str]:
@@ -515,22 +486,17 @@ class ModelPriors:
         if len(set(texts)) == 1:
             described = {name.split("[")[0]: text for name, text in described.items()}
         at_mean = ", of the predictor at the mean of the columns"
-        if self.intercept is not None:
-            described["intercept"] = f"{self.intercept}{at_mean if self.centre else ''}"
-        for name, prior in self.extras:
+        for name, prior, centre in self.alone:
             if isinstance(prior, LogNormal):
                 described[name] = str(Normal(*prior.numbers))
             else:
-                described[keys[name]] = f"{prior}{at_mean if name in dict(self.centres) else ''}"
+                described[keys.get(name, name)] = f"{prior}{at_mean if centre else ''}"
         for group in self.groups:
             pairs = zip(group.term.sd_keys, group.sds, strict=True)
             described |= {key: str(prior) for key, prior in pairs}
             if group.partials:
                 described[f"group_cor[{group.term.key}]"] = str(group.correlation)
         return described
-
-
-_HORSESHOE = f"{OWN}.{HORSESHOE}"
 
 
 def _alike(prior: Prior, like: Horseshoe) -> bool:
@@ -541,35 +507,27 @@ def _independent(
     kind: type[Prior], where: np.ndarray, priors: list[Prior], logged: bool = False
 ) -> tuple[ExactTerm, Numbers]:
     """Make a term of one kind; the last axis of `where` corresponds to `priors`."""
-    numbers = [
-        np.array([prior.numbers[i] for prior in priors]) for i in range(len(priors[0].numbers))
-    ]
-    spread = tuple(np.broadcast_to(number, where.shape).ravel() for number in numbers)
-    return Independent(kind, _indices(where), logged), spread
+    return Independent(kind, _indices(where), logged), _spread(priors, where)
+
+
+def _spread(priors: list[Prior], where: np.ndarray) -> Numbers:
+    """Return each argument of the priors, one of which belongs to a place of the last axis."""
+    numbers = np.array([prior.numbers for prior in priors]).T
+    return tuple(np.broadcast_to(number, where.shape).ravel() for number in numbers)
 
 
 def _indices(where: np.ndarray) -> tuple[int, ...]:
     return tuple(map(int, where.ravel()))
 
 
-def shapes_of(theta: Theta) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each leaf by its path, in the order of the flat vector."""
-    return {name: np.shape(leaf) for name, leaf in _leaves(theta).items()}
-
-
-def _leaves(theta: Theta) -> dict[str, Pytree]:
-    """Return every leaf by its path, in the order of the flat vector."""
+def _places(theta: Theta) -> dict[str, np.ndarray]:
+    """Return the positions of each leaf in the flat vector, by its path."""
     paths = jax.tree_util.tree_flatten_with_path(dict(theta))[0]
-    return {".".join(step.key for step in path): leaf for path, leaf in paths}
-
-
-def _places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Return the positions of each leaf in the flat vector."""
-    places, first = {}, 0
-    for name, shape in shapes.items():
-        places[name] = np.arange(first, first + prod(shape))
-        first += prod(shape)
-    return places
+    sizes = [prod(np.shape(leaf)) for _, leaf in paths]
+    places = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    return {
+        ".".join(step.key for step in path): at for (path, _), at in zip(paths, places, strict=True)
+    }
 
 
 FAR = 3.0  # standard deviations from what the prior expects
