@@ -7,16 +7,16 @@ one pass over the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import ClassVar, NamedTuple, Self
+from functools import cached_property
+from typing import ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logit
 
 from modicum.errors import DataError, SettingError, suggestion
+from modicum.models.constraints import Constraint, interval, positive, real
 from modicum.models.model import BaseModel, Params
 from modicum.models.priors import (
     LKJ,
@@ -68,32 +68,25 @@ ELSEWHERE = {  # what brms calls parameters of ours
 }
 
 
-class Coordinate(NamedTuple):
-    """An unbounded coordinate of a bounded parameter, known by the prefix of its name."""
-
-    prefix: str
-    sd: float  # of its default prior, about 0
-    natural: Callable[[jax.Array], jax.Array]  # to the parameter
-    free: Callable[[jax.Array], jax.Array]  # and back
-
-
-COORDINATES = (
-    Coordinate("log_", 5.0, jnp.exp, jnp.log),  # from 3e-7 to 3e6 within three sds
-    Coordinate("logit_", 2.5, jax.nn.sigmoid, logit),  # from 0.0006 to 0.9994
-    Coordinate("", 5.0, lambda x: x, lambda x: x),  # a parameter that may be any number
-)
+# By the prefix of a parameter's name: what its coordinate maps to, and the sd of the coordinate's
+# default prior, about 0.
+COORDINATES: dict[str, tuple[Constraint, float]] = {
+    "log_": (positive, 5.0),  # from 3e-7 to 3e6 within three sds
+    "logit_": (interval(0, 1), 2.5),  # from 0.0006 to 0.9994
+    "": (real, 5.0),
+}
 
 
-def coordinate_of(name: str) -> tuple[Coordinate, str]:
-    """Return the coordinate on which an extra parameter is sampled, and the parameter's own name.
+def coordinate_of(name: str) -> tuple[Constraint, str]:
+    """Return the constraint of an extra parameter, and the parameter's own name.
 
     Examples
     --------
-    >>> coordinate_of("log_scale")[1]
-    'scale'
+    >>> coordinate_of("log_scale")
+    (positive, 'scale')
     """
-    found = next(one for one in COORDINATES if name.startswith(one.prefix))
-    return found, name.removeprefix(found.prefix)
+    prefix = next(prefix for prefix in COORDINATES if name.startswith(prefix))
+    return COORDINATES[prefix][0], name.removeprefix(prefix)
 
 
 def parameter_of(name: str) -> str:
@@ -227,12 +220,16 @@ class CoefficientPriors(BaseModel):
                 f"the default priors of {type(self).__name__} are in the units of the data, so "
                 "they need rows: use model.resolved(rows), or give the scales."
             )
-        extras = ((name, self.extra_scale(name)) for name in self.extras)
         return ModelPriors(
-            self._scaled_priors(np.shape(theta["beta"])[-1]),
-            self._intercept_prior(None, None)[0],
-            extras=tuple((name, Normal(0.0, scale)) for name, scale in extras if scale is not None),
+            self.scaled_priors(np.shape(theta["beta"])[-1]),
+            _about_zero(self.intercept_scale) if self.intercept else None,
+            extras=tuple((name, _about_zero(self.extra_scale(name))) for name in self.extras),
         )
+
+    def scaled_priors(self, columns: int) -> tuple[Prior, ...]:
+        """Return normal priors of the scales that were given, in raw units."""
+        scales = np.broadcast_to(np.asarray(self.prior_scale, float), columns)
+        return tuple(map(_about_zero, scales))
 
     def draw_prior(
         self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
@@ -251,15 +248,20 @@ class CoefficientPriors(BaseModel):
         """Name each prior: "normal(mean, sd)"."""
         priors = self.resolved_priors
         if priors is None and self.has_raw_priors:
-            priors = self.priors_for(rows, None)
+            priors = _Choice(self, rows, None).priors()
         if priors is None:
             return {}
+        names = [f"{before}beta[{column}]" for before, column in self.common_names(rows)]
+        return priors.describe(names, {name: self.extra_key(name) for name in self.extras})
+
+    def common_names(self, rows: Rows) -> list[tuple[str, str]]:
+        """Return the prefix of its predictor ("scale.") and the name of each common column."""
+        owners = rows.coding.parameters if self.modelled and rows.coding else {}
         names = []
         for j in common_columns(self.pooled, rows):
-            owner = rows.coding.parameters[j] if self.modelled and rows.coding else ""
-            before = f"{owner}." if owner else ""
-            names.append(f"{before}beta[{rows.columns[j].removeprefix(before)}]")
-        return priors.describe(names, {name: self.extra_key(name) for name in self.extras})
+            before = f"{owners[j]}." if owners and owners[j] else ""
+            names.append((before, rows.columns[j].removeprefix(before)))
+        return names
 
     def likelihood_layout(self, theta: Params) -> Params:
         """Return all parameters but the hyperparameters, which come last."""
@@ -323,7 +325,7 @@ class CoefficientPriors(BaseModel):
         if known.resolved_priors is not None or known.has_raw_priors:
             return known
         data = known._moments(rows, data) if known.needs_moments else None
-        return replace(known, resolved_priors=known.priors_for(rows, data))
+        return replace(known, resolved_priors=_Choice(known, rows, data).priors())
 
     def observed_in(self, rows: Rows) -> tuple[str, ...]:
         """Return which fields of the rows say that an outcome is known in part."""
@@ -349,71 +351,6 @@ class CoefficientPriors(BaseModel):
         of_kept = {name: getattr(data, name)[kept] for name in ("x_mean", "x_sd", "x_unit")}
         return replace(data, **of_kept)
 
-    def priors_for(self, rows: Rows, data: Moments | None) -> ModelPriors:
-        """Return the priors with all scales fixed; `data` is needed where a setting is None."""
-        by_key = dict(self.prior_table)
-        columns = len(common_columns(self.pooled, rows))
-        intercept, centre = self._intercept_prior(by_key.get("intercept"), data, rows)
-        extras, centres = [], []
-        for name in self.extras:
-            scale, modelled = self.extra_scale(name), parameter_of(name) in self.modelled
-            prior = by_key.get(self.extra_key(name))
-            if prior is None:
-                own = self.extra_prior(name, _expect(data)) if scale is None else Normal(0.0, scale)
-                prior = LogNormal(own.mean, own.sd) if is_logged(name) and not modelled else own
-                if modelled and scale is None:  # at the mean of its predictor's columns
-                    means = _expect(data).x_mean[:columns] * self._enters(parameter_of(name), rows)
-                    centres.append((name, tuple(map(float, means))))
-            extras.append((name, prior))
-        groups = self._pooled_priors(rows, data)
-        common = self._coefficient_priors(rows, data)
-        return ModelPriors(common, intercept, centre, tuple(extras), groups, tuple(centres))
-
-    def _enters(self, parameter: str, rows: Rows) -> np.ndarray:
-        """Which common columns enter the predictor of a parameter; empty: the mean's."""
-        columns = len(common_columns(self.pooled, rows))
-        coding = pooled_coding(self.pooled, rows)
-        owners = ("",) * columns if coding is None else coding.parameters[:columns]
-        return np.array([owner == parameter for owner in owners], bool)
-
-    def _pooled_priors(self, rows: Rows, data: Moments | None) -> tuple[GroupPrior, ...]:
-        """Return the pooled priors; default sds are 2.5 outcome units per unit of a column."""
-        by_key = dict(self.prior_table)
-        priors = []
-        for term in self.pooled:
-            of_term = by_key.get(term.key, by_key.get(term.kind))
-            correlation = by_key.get("group_cor", LKJ())
-            assert isinstance(correlation, LKJ)
-            sds = []
-            for effect, key in zip(term.effects, term.sd_keys, strict=True):
-                sd = by_key.get(key, of_term)
-                if sd is None and effect == INTERCEPT:
-                    self._refuse_remote_slopes(term, rows, _expect(data))
-                sds.append(self._sd_prior(term, effect, rows, _expect(data)) if sd is None else sd)
-            priors.append(GroupPrior(term, len(term.levels(rows)), tuple(sds), correlation))
-        return tuple(priors)
-
-    def _refuse_remote_slopes(self, term: PooledTerm, rows: Rows, data: Moments) -> None:
-        """Refuse slopes for which the default prior of the intercepts is not meant."""
-        names = self._with_moments(rows)
-        for slope in (effect for effect in term.effects if effect in names):
-            at = names.index(slope)
-            refuse_remote_slope(slope, term.key, float(data.x_mean[at]), float(data.x_sd[at]))
-
-    def _sd_prior(self, term: PooledTerm, effect: str, rows: Rows, data: Moments) -> Prior:
-        unit = 1.0 if term.parameter else self.outcome_unit(data)
-        if term.kind == "smooth_sd":  # of quick wiggles it is many times their size: a longer tail
-            return Exponential(1 / (2.5 * unit))
-        if effect == INTERCEPT:
-            return HalfNormal(2.5 * unit)
-        at = self._with_moments(rows).index(effect)
-        return HalfNormal(float(self._scales_in(unit, data)[at]))
-
-    def _with_moments(self, rows: Rows) -> list[str]:
-        """Names of the columns whose moments `_moments` returns."""
-        common = [rows.columns[j] for j in common_columns(self.pooled, rows)]
-        return common + columns_with_moments(rows)[len(rows.columns) :]
-
     def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
         """Keys that a prior may have, besides columns and their terms, with these group terms."""
         keys = ["common", *(["intercept"] if self.intercept else [])]
@@ -421,100 +358,6 @@ class CoefficientPriors(BaseModel):
         keys += ["group_sd", "group_cor"] if terms else []
         keys += ["smooth_sd"] if self.smooths else []
         return keys + [k for term in (*terms, *self.smooths) for k in (term.key, *term.sd_keys)]
-
-    def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
-        """Return the prior of each column: its own, its term's, the common or the default one."""
-        places = common_columns(self.pooled, rows)
-        by_key = dict(self.prior_table)
-        priors: list[Prior] = []
-        if self.prior_scale is not None:
-            priors += self._scaled_priors(len(places))
-        elif data is not None:
-            scales = self._data_scales(data, rows)[: len(places)]
-            priors += [Normal(0.0, float(scale)) for scale in scales]
-        for parameter in ("", *self.modelled):
-            common = by_key.pop(f"{parameter}.common" if parameter else "common", None)
-            if common is not None:
-                of_all = priors or [common] * len(places)
-                pairs = zip(of_all, self._enters(parameter, rows), strict=True)
-                priors = [common if enters else prior for prior, enters in pairs]
-        others = self.prior_keys(self.group_terms)
-        named = {key: columns_of(key, rows) for key in by_key if key not in others}
-        single = {key for key in named if key in rows.columns or column_in_summary(key) is not None}
-        for key in sorted(named, key=lambda key: key in single):  # columns override terms
-            if not named[key]:
-                require_known(key, others, rows)
-            column = column_in_summary(key)
-            if column in named and column in rows.columns:
-                raise SettingError(
-                    f"the prior of {column!r} is given twice, also as {key!r}; leave one of them "
-                    "out."
-                )
-            require_support(key, by_key[key], "real")
-            for j in named[key]:
-                priors[places.index(j)] = by_key[key]
-        return tuple(self._in_units(prior, j, data, rows) for j, prior in enumerate(priors))
-
-    def _scaled_priors(self, columns: int) -> tuple[Prior, ...]:
-        """Return normal priors of the scales that were given, in raw units."""
-        scales = np.broadcast_to(np.asarray(self.prior_scale, float), columns)
-        return tuple(Normal(0.0, float(scale)) for scale in scales)
-
-    def _in_units(self, prior: Prior, column: int, data: Moments | None, rows: Rows) -> Prior:
-        """Fix the unit and resolution of a horseshoe; return other priors unchanged."""
-        if not isinstance(prior, Horseshoe):
-            return prior
-        if prior.unit is None:
-            prior = replace(prior, unit=float(self._data_scales(_expect(data), rows)[column]) / 2.5)
-        if prior.resolution is None:
-            error = np.sqrt(self.pseudo_variance(_expect(data)) / _expect(data).weight)
-            prior = replace(prior, resolution=0.1 * float(error))
-        return prior
-
-    def _intercept_prior(
-        self, prior: Prior | None, data: Moments | None, rows: Rows | None = None
-    ) -> tuple[Prior | None, tuple[float, ...]]:
-        """Return the intercept's prior and the point in x where it holds: x = 0, unless default."""
-        if not self.intercept:
-            if prior is not None:
-                raise SettingError("there is a prior of the intercept, but the model has none.")
-            return None, ()
-        if prior is not None:
-            return prior, ()
-        if self.intercept_scale is not None:
-            return Normal(0.0, float(self.intercept_scale)), ()
-        assert rows is not None, "a default prior is for rows"
-        entering = self._enters("", rows)
-        centre = np.where(entering, _expect(data).x_mean[: len(entering)], 0.0)
-        return self.intercept_prior(_expect(data)), tuple(float(c) for c in centre)
-
-    def _data_scales(self, data: Moments, rows: Rows) -> np.ndarray:
-        """2.5 units of the predictor per unit of column j: its sd, or two levels' difference.
-
-        The unit is that of the outcome, and 1 for the logarithm or logit of another parameter.
-        """
-        scales = self._scales_in(self.outcome_unit(data), data)
-        if not self.modelled:
-            return scales
-        first = np.ones(len(scales), bool)
-        entering = self._enters("", rows)
-        first[: len(entering)] = entering
-        return np.where(first, scales, self._scales_in(1.0, data))
-
-    def _scales_in(self, unit: float, data: Moments) -> np.ndarray:
-        """2.5 of these units per unit of each column.
-
-        A constant column is an intercept times a constant, and its scale is the intercept's divided
-        by that constant; a column of zeros has no unit, and counts as having sd 1.
-        """
-        height = np.abs(data.x_mean)
-        constant = np.where(
-            height > 0,
-            self.intercept_prior(data).sd / np.where(height > 0, height, 1.0),
-            2.5 * unit,
-        )
-        varies = data.x_sd > 0
-        return np.where(varies, 2.5 * unit / np.where(varies, data.x_unit, 1.0), constant)
 
     # A family's defaults ------------------------------------------------------------------
 
@@ -536,7 +379,7 @@ class CoefficientPriors(BaseModel):
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return the default prior of an extra parameter on its coordinate: wide, about 0."""
-        return Normal(0.0, coordinate_of(name)[0].sd)
+        return Normal(0.0, next(sd for key, (_, sd) in COORDINATES.items() if name.startswith(key)))
 
     def extra_start(self, name: str, prior: Prior) -> float:
         """Return where the search for the mode starts: at 0, or with a unit where its prior is."""
@@ -558,6 +401,165 @@ def _scales(prior_scale: object) -> float | tuple[float, ...]:
     return float(scale) if scale.ndim == 0 else tuple(float(s) for s in scale)
 
 
-def _expect(data: Moments | None) -> Moments:
-    assert data is not None, "moments are computed wherever a scale is left to the data"
-    return data
+def _about_zero(scale: float | None) -> Normal:
+    assert scale is not None, "only a scale that is given is in raw units"
+    return Normal(0.0, float(scale))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The choice of all priors of a model: those given by the user, or defaults for its rows.
+
+    `moments` are needed where a scale is left to the data.
+    """
+
+    model: CoefficientPriors
+    rows: Rows
+    moments: Moments | None
+
+    @property
+    def data(self) -> Moments:
+        assert self.moments is not None, "computed wherever a scale is left to the data"
+        return self.moments
+
+    @property
+    def given(self) -> dict[str, Prior]:
+        return dict(self.model.prior_table)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Positions of the common columns."""
+        return common_columns(self.model.pooled, self.rows)
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """The parameter whose predictor each common column enters; empty: the mean."""
+        columns, coding = len(self.places), pooled_coding(self.model.pooled, self.rows)
+        return np.array(("",) * columns if coding is None else coding.parameters[:columns], str)
+
+    def priors(self) -> ModelPriors:
+        """Return the priors with all scales fixed."""
+        model, given = self.model, self.given
+        extras, centres = [], []
+        for name in model.extras:
+            scale, parameter = model.extra_scale(name), parameter_of(name)
+            prior = given.get(model.extra_key(name))
+            if prior is None:
+                own = model.extra_prior(name, self.data) if scale is None else Normal(0.0, scale)
+                logged = is_logged(name) and parameter not in model.modelled
+                prior = LogNormal(own.mean, own.sd) if logged else own
+                if parameter in model.modelled and scale is None:
+                    centres.append((name, self.centre(parameter)))
+            extras.append((name, prior))
+        intercept, centre = self.intercept()
+        of_terms, common = self.pooled(), self.coefficients()
+        return ModelPriors(common, intercept, centre, tuple(extras), of_terms, tuple(centres))
+
+    def centre(self, parameter: str) -> tuple[float, ...]:
+        """Means of the columns of a predictor, where its default prior holds; 0 for others."""
+        means = self.data.x_mean[: len(self.places)]
+        return tuple(map(float, np.where(self.owners == parameter, means, 0.0)))
+
+    def intercept(self) -> tuple[Prior | None, tuple[float, ...]]:
+        """Return the intercept's prior and the point in x where it holds: x = 0, unless default."""
+        model, prior = self.model, self.given.get("intercept")
+        if not model.intercept:
+            if prior is not None:
+                raise SettingError("there is a prior of the intercept, but the model has none.")
+            return None, ()
+        if prior is None and model.intercept_scale is None:
+            return model.intercept_prior(self.data), self.centre("")
+        return prior or _about_zero(model.intercept_scale), ()
+
+    def coefficients(self) -> tuple[Prior, ...]:
+        """Return the prior of each column: its own, its term's, the common or the default one."""
+        model, rows, given = self.model, self.rows, self.given
+        priors: list[Prior] = []
+        if model.prior_scale is not None:
+            priors += model.scaled_priors(len(self.places))
+        elif self.moments is not None:
+            priors += map(_about_zero, self.scales[: len(self.places)])
+        for parameter in ("", *model.modelled):
+            common = given.get(f"{parameter}.common" if parameter else "common")
+            if common is not None:
+                pairs = zip(priors or [common] * len(self.places), self.owners, strict=True)
+                priors = [common if owner == parameter else prior for prior, owner in pairs]
+        others = model.prior_keys(model.group_terms)
+        named = {key: columns_of(key, rows) for key in given if key not in others}
+        single = {key for key in named if key in rows.columns or column_in_summary(key) is not None}
+        for key in sorted(named, key=lambda key: key in single):  # columns override terms
+            if not named[key]:
+                require_known(key, others, rows)
+            column = column_in_summary(key)
+            if column in named and column in rows.columns:
+                raise SettingError(
+                    f"the prior of {column!r} is given twice, also as {key!r}; leave one of them "
+                    "out."
+                )
+            require_support(key, given[key], "real")
+            for j in named[key]:
+                priors[self.places.index(j)] = given[key]
+        return tuple(self.in_units(prior, j) for j, prior in enumerate(priors))
+
+    def in_units(self, prior: Prior, column: int) -> Prior:
+        """Fix the unit and resolution of a horseshoe; return other priors unchanged."""
+        if not isinstance(prior, Horseshoe):
+            return prior
+        if prior.unit is None:
+            prior = replace(prior, unit=float(self.scales[column]) / 2.5)
+        if prior.resolution is None:
+            error = np.sqrt(self.model.pseudo_variance(self.data) / self.data.weight)
+            prior = replace(prior, resolution=0.1 * float(error))
+        return prior
+
+    def pooled(self) -> tuple[GroupPrior, ...]:
+        """Return the pooled priors; default sds are 2.5 outcome units per unit of a column."""
+        given = self.given
+        correlation = given.get("group_cor", LKJ())
+        assert isinstance(correlation, LKJ)
+        priors = []
+        for term in self.model.pooled:
+            of_term = given.get(term.key, given.get(term.kind))
+            sds = []
+            for effect, key in zip(term.effects, term.sd_keys, strict=True):
+                sds.append(given.get(key, of_term) or self.sd_prior(term, effect))
+            priors.append(GroupPrior(term, len(term.levels(self.rows)), tuple(sds), correlation))
+        return tuple(priors)
+
+    def sd_prior(self, term: PooledTerm, effect: str) -> Prior:
+        """Return the default prior of a standard deviation, unless it is not meant for a slope."""
+        common = [self.rows.columns[j] for j in self.places]
+        names = common + columns_with_moments(self.rows)[len(self.rows.columns) :]
+        unit = 1.0 if term.parameter else self.model.outcome_unit(self.data)
+        if effect != INTERCEPT:
+            return HalfNormal(float(self.scales_in(unit)[names.index(effect)]))
+        for slope in (effect for effect in term.effects if effect in names):
+            mean, sd = (float(of[names.index(slope)]) for of in (self.data.x_mean, self.data.x_sd))
+            refuse_remote_slope(slope, term.key, mean, sd)
+        if term.kind == "smooth_sd":  # of quick wiggles it is many times their size: a longer tail
+            return Exponential(1 / (2.5 * unit))
+        return HalfNormal(2.5 * unit)
+
+    @cached_property
+    def scales(self) -> np.ndarray:
+        """2.5 units of the predictor per unit of column j: its sd, or two levels' difference.
+
+        The unit is that of the outcome, and 1 for the logarithm or logit of another parameter.
+        """
+        scales = self.scales_in(self.model.outcome_unit(self.data))
+        other = np.zeros(len(scales), bool)
+        other[: len(self.owners)] = self.owners != ""
+        return np.where(other, self.scales_in(1.0), scales)
+
+    def scales_in(self, unit: float) -> np.ndarray:
+        """2.5 of these units per unit of each column.
+
+        A constant column is an intercept times a constant, and its scale is the intercept's divided
+        by that constant; a column of zeros has no unit, and counts as having sd 1.
+        """
+        height, varies = np.abs(self.data.x_mean), self.data.x_sd > 0
+        of_intercept = self.model.intercept_prior(self.data).sd
+        constant = np.where(
+            height > 0, of_intercept / np.where(height > 0, height, 1.0), 2.5 * unit
+        )
+        return np.where(varies, 2.5 * unit / np.where(varies, self.data.x_unit, 1.0), constant)

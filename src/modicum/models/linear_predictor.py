@@ -457,7 +457,7 @@ class LinearPredictorModel(CoefficientPriors):
             if name in self.modelled:
                 named[f"{name}.intercept"] = named.pop(extra)
             else:
-                named[name] = coordinate.natural(named.pop(extra))
+                named[name] = coordinate.constrain(named.pop(extra))
         return named
 
     def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -508,12 +508,10 @@ class LinearPredictorModel(CoefficientPriors):
 
     def labels(self, rows: Rows) -> Labels:
         """Label the entries of beta by columns of x, and group effects by levels."""
-        common = [rows.columns[j] for j in common_columns(self.pooled, rows)]
-        named: Labels = {}
-        for name, part in self._parts(self._columns(rows)).items():
-            if name.endswith("beta"):
-                before = name.removesuffix("beta")
-                named[name] = (tuple(column.removeprefix(before) for column in common[part]),)
+        common: dict[str, list[str]] = {}
+        for before, column in self.common_names(rows):
+            common.setdefault(f"{before}beta", []).append(column)
+        named: Labels = {name: (tuple(columns),) for name, columns in common.items()}
         for term in self.pooled:
             named |= dict.fromkeys(term.names, (term.levels(rows),))
         return named | ({} if self.resolved_priors is None else self.resolved_priors.labels())
