@@ -21,39 +21,15 @@ from modicum.fit import Table, model_for, one_text
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.families import family_named
 from modicum.models.multilevel import HoldEffects
-from modicum.models.priors import (
-    LKJ,
-    Exponential,
-    Flat,
-    Gamma,
-    HalfCauchy,
-    HalfNormal,
-    Horseshoe,
-    Laplace,
-    LogNormal,
-    Normal,
-    Prior,
-    StudentT,
-)
+from modicum.models.priors import distributions
+from modicum.models.priors.distributions import *  # noqa: F403 - the names in its `__all__`
+from modicum.models.priors.distributions import Prior
 from modicum.models.target import check_model_and_rows
 from modicum.rows import Rows
 from modicum.rows.reading import Missing, read_formula
 
-__all__ = [
-    "LKJ",
-    "Exponential",
-    "Flat",
-    "Gamma",
-    "HalfCauchy",
-    "HalfNormal",
-    "Horseshoe",
-    "Laplace",
-    "LogNormal",
-    "Normal",
-    "Prior",
-    "StudentT",
-    "default",
-]
+__all__ = ["default"]
+__all__ += distributions.__all__
 
 
 @names_checked

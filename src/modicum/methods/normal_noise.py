@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from modicum.arrays import HALF_LOG_2PI
+from modicum.arrays import HALF_LOG_2PI, as_either
 from modicum.errors import ModicumWarning
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.methods.given_scales import Noise, Pooled, in_layout
@@ -131,9 +131,7 @@ def _scale_prior(target: Target, place: int) -> Callable[[np.ndarray], np.ndarra
         t[:, place] = log_scale
         logs = NormalPrior(away, slope).values(log_scale[:, None])
         for term, numbers in smooth:
-            own = term.log_densities(t, numbers)
-            assert own is not None
-            logs += own
+            logs += np.asarray(term.log_density(as_either(t), numbers))
         return logs
 
     return log_prior

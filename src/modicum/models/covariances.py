@@ -140,6 +140,15 @@ def lower_factor(S: jax.Array) -> jax.Array:
     return factor
 
 
+def covariance_factor(hyper: jax.Array, count: int) -> jax.Array:
+    """Cholesky factors of Sigma from log sds and, if effects are correlated, the numbers x."""
+    xp = namespace(hyper)
+    sds: jax.Array = xp.exp(hyper[..., :count])
+    if hyper.shape[-1] == count:
+        return sds[..., None] * np.eye(count)
+    return sds[..., None] * correlation_factor(hyper[..., count:], count)
+
+
 @dataclass(frozen=True)
 class Covariance:
     """The covariance of `size` effects.
@@ -160,19 +169,11 @@ class Covariance:
         """Number of correlations."""
         return self.size * (self.size - 1) // 2 if self.correlated else 0
 
-    def correlation_factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
-        """Return the Cholesky factor of the correlation matrix."""
-        xp = namespace(theta["group_log_sd"])
-        if not self.pairs:
-            identity: jax.Array = xp.eye(self.size)
-            return identity
-        return correlation_factor(xp.asarray(theta["group_partial"]), self.size)
-
     def factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
         """Return T, lower triangular: effects are T v with v ~ N(0, I)."""
         xp = namespace(theta["group_log_sd"])
-        sd: jax.Array = xp.exp(xp.asarray(theta["group_log_sd"]))
-        return sd[:, None] * self.correlation_factor(theta)
+        names = ("group_log_sd", *(["group_partial"] if self.pairs else []))
+        return covariance_factor(xp.concatenate([xp.asarray(theta[n]) for n in names]), self.size)
 
     def log_prior(
         self, theta: Mapping[str, jax.Array], scales: tuple[float, ...], concentration: float

@@ -37,6 +37,7 @@ from modicum.models.families.zeros import (
     ZeroInflatedPoisson,
 )
 from modicum.models.linear_predictor import LinearPredictorModel
+from modicum.models.priors.distributions import hyphenated
 
 __all__ = [
     "AdjacentCategory",
@@ -73,40 +74,18 @@ __all__ = [
     "ZeroOneInflatedBeta",
 ]
 
-# The name of each family in `mo.fit`, in scikit-learn's `Regressor` and on the command line; the
+# The families by their names in `mo.fit`, scikit-learn's `Regressor` and the command line; the
 # posterior of a family listed here is saved with its model.
 FAMILIES: dict[str, type[LinearPredictorModel]] = {
-    "logistic": Logistic,
-    "gaussian": Gaussian,
-    "gaussian-log": GaussianLog,
-    "poisson": Poisson,
-    "student-t": StudentT,
-    "softmax": Softmax,
-    "probit": Probit,
-    "cloglog": Cloglog,
-    "binomial": Binomial,
-    "beta-binomial": BetaBinomial,
-    "beta": Beta,
-    "zero-one-inflated-beta": ZeroOneInflatedBeta,
-    "negative-binomial": NegativeBinomial,
-    "zero-inflated-poisson": ZeroInflatedPoisson,
-    "zero-inflated-negative-binomial": ZeroInflatedNegativeBinomial,
-    "hurdle-poisson": HurdlePoisson,
-    "hurdle-negative-binomial": HurdleNegativeBinomial,
-    "gamma": Gamma,
-    "inverse-gaussian": InverseGaussian,
-    "lognormal": Lognormal,
-    "hurdle-gamma": HurdleGamma,
-    "hurdle-lognormal": HurdleLognormal,
-    "tweedie": Tweedie,
-    "ordinal": Ordinal,
-    "stopping-ratio": StoppingRatio,
-    "adjacent-category": AdjacentCategory,
-    "exponential": Exponential,
-    "weibull": Weibull,
-    "loglogistic": Loglogistic,
-    "asymmetric-laplace": AsymmetricLaplace,
-    "von-mises": VonMises,
+    hyphenated(kind): kind
+    for kind in (
+        *(Logistic, Gaussian, GaussianLog, Poisson, StudentT, Softmax, Probit, Cloglog),
+        *(Binomial, BetaBinomial, Beta, ZeroOneInflatedBeta, NegativeBinomial),
+        *(ZeroInflatedPoisson, ZeroInflatedNegativeBinomial, HurdlePoisson),
+        *(HurdleNegativeBinomial, Gamma, InverseGaussian, Lognormal, HurdleGamma),
+        *(HurdleLognormal, Tweedie, Ordinal, StoppingRatio, AdjacentCategory, Exponential),
+        *(Weibull, Loglogistic, AsymmetricLaplace, VonMises),
+    )
 }
 
 # What other libraries call our families: names that work too, like ours in letters alone.

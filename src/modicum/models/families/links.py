@@ -107,6 +107,7 @@ class Link(NamedTuple):
     log_failure: Callable[[jax.Array], jax.Array]  # log(1 - p)
     success: Callable[[jax.Array, int], Series]  # log p and its derivatives up to an order
     failure: Callable[[jax.Array, int], Series]  # log(1 - p) and its derivatives
+    log_density: Callable[[jax.Array], jax.Array]  # of the latent variable, whose cdf is p
     noise: float  # variance of the latent variable whose sign is the outcome
     draw: Callable[[np.random.Generator, tuple[int, ...]], Numbers]  # variables whose cdf is p
 
@@ -115,6 +116,7 @@ def _symmetric(
     chance: Callable[[jax.Array], jax.Array],
     log_success: Callable[[jax.Array], jax.Array],
     success: Callable[[jax.Array, int], Series],
+    log_density: Callable[[jax.Array], jax.Array],
     noise: float,
     draw: Callable[[np.random.Generator, tuple[int, ...]], Numbers],
 ) -> Link:
@@ -123,7 +125,8 @@ def _symmetric(
     def failure(eta: jax.Array, order: int) -> Series:
         return tuple(-d if k % 2 else d for k, d in enumerate(success(-eta, order)))
 
-    return Link(chance, log_success, lambda eta: log_success(-eta), success, failure, noise, draw)
+    log_failure = lambda eta: log_success(-eta)  # noqa: E731
+    return Link(chance, log_success, log_failure, success, failure, log_density, noise, draw)
 
 
 # Logit: p = 1 / (1 + e^-eta) --------------------------------------------------------------
@@ -279,6 +282,7 @@ LINKS = {
         sigmoid,
         lambda eta: -softplus(-eta),
         _logit_success,
+        lambda z: z - 2 * softplus(z),
         pi**2 / 3,
         lambda rng, shape: rng.logistic(size=shape),
     ),
@@ -286,6 +290,7 @@ LINKS = {
         lambda eta: 0.5 * erfc(-eta / sqrt(2)),
         log_normal_cdf,
         _probit_success,
+        lambda z: -0.5 * z**2 - HALF_LOG_2PI,
         1.0,
         lambda rng, shape: rng.standard_normal(shape),
     ),
@@ -295,6 +300,7 @@ LINKS = {
         _minus_rate,  # and so are all its derivatives
         _cloglog_success,
         lambda eta, order: (_minus_rate(eta),) * (order + 1),
+        lambda z: z + _minus_rate(z),
         pi**2 / 6,
         lambda rng, shape: np.log(rng.standard_exponential(shape)),
     ),

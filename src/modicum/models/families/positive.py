@@ -17,15 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import zeta
 
-from modicum.arrays import HALF_LOG_2PI, namespace
+from modicum.arrays import HALF_LOG_2PI, as_either, namespace
 from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
+    LINKS,
+    Link,
     bounded_exp,
     draw_log_gammas,
     log_gamma,
-    log_normal_cdf,
-    log_some,
-    softplus,
     stirling_rest,
 )
 from modicum.models.families.tails import log_gamma_tails, log_wald_tails
@@ -127,8 +126,44 @@ class InverseGaussian(ExtraParameter, LogLink):
         return np.where(rng.random(mu.shape) * (1 + 1 / ratio) < 1, mu / ratio, mu * ratio)
 
 
+SMALL = 0.02  # below this, ten terms of the series are exact in double precision
+SERIES = tuple((-1) ** n * (2**n - 2) / n * float(zeta(n)) for n in range(2, 12))  # of u^n
+
+
 @dataclass(frozen=True, repr=False)
-class Lognormal(ExtraParameter, LogLink):
+class _Accelerated(LogLink):
+    """Outcomes e^(eta + noise / shape), with the noise of a link's latent variable."""
+
+    link: ClassVar[Link] = LINKS["cloglog"]
+    least: ClassVar[float] = 0.0
+
+    def log_shape(self, eta: jax.Array) -> jax.Array | float:
+        """Logarithm of the shape: the extra parameter, or 0."""
+        return eta[1] if self.extras else 0.0
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw outcomes, without censoring."""
+        shape = bounded_exp(np.asarray(self.log_shape(as_either(np.moveaxis(eta, -1, 0)))))
+        return bounded_exp(eta[..., 0] + self.link.draw(rng, eta.shape[:-1]) / shape)
+
+    def scaled(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Return the noise of an outcome: z = shape (log y - eta)."""
+        log_ratio = jnp.log(jnp.asarray(y, eta[0].dtype)) - eta[0]
+        return jnp.exp(self.log_shape(eta)) * log_ratio if self.extras else log_ratio
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """log(shape / y) plus the log-density of the noise."""
+        log_y = jnp.log(jnp.asarray(y, eta[0].dtype))
+        return self.log_shape(eta) - log_y + self.link.log_density(self.scaled(eta, y))
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tails of the noise."""
+        z = self.scaled(eta, y)
+        return self.link.log_success(z), self.link.log_failure(z)
+
+
+@dataclass(frozen=True, repr=False)
+class Lognormal(ExtraParameter, _Accelerated):
     """Lognormal regression: the logarithm of the outcome is normal, its mean linear in x.
 
     So e^eta is the median of the outcome and `scale` the standard deviation of its logarithm.
@@ -144,18 +179,11 @@ class Lognormal(ExtraParameter, LogLink):
     extras: ClassVar[tuple[str, ...]] = ("log_scale",)
     bounded_by_variation: ClassVar[bool] = True
     outcome_fault = staticmethod(positive_fault)
-    least: ClassVar[float] = 0.0
+    link: ClassVar[Link] = LINKS["probit"]
 
-    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Tails of a normal variable at log y."""
-        z = jnp.exp(-eta[1]) * (jnp.log(jnp.asarray(y, eta.dtype)) - eta[0])
-        return log_normal_cdf(z), log_normal_cdf(-z)
-
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Normal log-density of log y, minus log y."""
-        eta, extra = eta
-        log_y = jnp.log(jnp.asarray(y, eta.dtype))
-        return -0.5 * (jnp.exp(-extra) * (log_y - eta)) ** 2 - extra - HALF_LOG_2PI - log_y
+    def log_shape(self, eta: jax.Array) -> jax.Array:
+        """The shape is one over the scale."""
+        return -eta[1]
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """e^(eta + scale^2 / 2)."""
@@ -169,42 +197,13 @@ class Lognormal(ExtraParameter, LogLink):
         """The square of the scale."""
         return draws["scale"] ** 2
 
-    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw exponentials of normal variables."""
-        noise = bounded_exp(eta[..., 1]) * rng.standard_normal(eta.shape[:-1])
-        return bounded_exp(eta[..., 0] + noise)
-
-
-SMALL = 0.02  # below this, ten terms of the series are exact in double precision
-SERIES = tuple((-1) ** n * (2**n - 2) / n * float(zeta(n)) for n in range(2, 12))  # of u^n
-
 
 @dataclass(frozen=True, repr=False)
-class _Survival(LogLink):
-    """Times e^(eta + noise / shape), whatever the noise is."""
+class _Survival(_Accelerated):
+    """Times to an event."""
 
     outcome_fault = staticmethod(time_fault)
-    least: ClassVar[float] = 0.0
     multiplies = "time"
-
-    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw times to the event, without censoring."""
-        shape = bounded_exp(eta[..., 1]) if self.extras else 1.0
-        return bounded_exp(eta[..., 0] + self.draw_noise(rng, eta.shape[:-1]) / shape)
-
-    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw logarithms of exponential variables."""
-        return np.asarray(np.log(rng.standard_exponential(shape)))
-
-    def scaled(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Return the noise of a time: z = shape (log y - eta)."""
-        log_ratio = jnp.log(jnp.asarray(y, eta[0].dtype)) - eta[0]
-        return jnp.exp(eta[1]) * log_ratio if self.extras else log_ratio
-
-    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """log(1 - exp(-e^z)) and -e^z."""
-        z = self.scaled(eta, y)
-        return log_some(z), -jnp.exp(z)
 
 
 @dataclass(frozen=True, repr=False)
@@ -252,11 +251,6 @@ class Weibull(ExtraParameter, _Survival):
 
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
 
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """log(shape / y) + z - e^z, with z = shape (log y - eta)."""
-        z = self.scaled(eta, y)
-        return eta[1] - jnp.log(jnp.asarray(y, eta[0].dtype)) + z - jnp.exp(z)
-
     def mean(self, eta: jax.Array) -> jax.Array:
         """e^eta gamma(1 + 1 / shape)."""
         return jnp.exp(eta[0] + log_gamma(1 + jnp.exp(-eta[1])))
@@ -282,19 +276,7 @@ class Loglogistic(ExtraParameter, _Survival):
 
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
 
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """log(shape / y) + z - 2 log(1 + e^z), with z = shape (log y - eta)."""
-        z = self.scaled(eta, y)
-        return eta[1] - jnp.log(jnp.asarray(y, eta[0].dtype)) + z - 2 * softplus(z)
-
-    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """-log(1 + e^-z) and -log(1 + e^z)."""
-        z = self.scaled(eta, y)
-        return -softplus(-z), -softplus(z)
-
-    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw logistic variables."""
-        return rng.logistic(size=shape)
+    link: ClassVar[Link] = LINKS["logit"]
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """e^eta u / sin(u), with u = pi / shape."""

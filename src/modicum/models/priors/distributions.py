@@ -27,6 +27,20 @@ from modicum.arrays import HALF_LOG_2PI, log_gamma_of, namespace
 from modicum.errors import SettingError, is_number
 from modicum.runtime import Array
 
+__all__ = [  # in `mo.priors`
+    "LKJ",
+    "Exponential",
+    "Flat",
+    "Gamma",
+    "HalfCauchy",
+    "HalfNormal",
+    "Horseshoe",
+    "Laplace",
+    "LogNormal",
+    "Normal",
+    "Prior",
+    "StudentT",
+]
 Support = Literal["real", "positive", "correlation"]
 FAR_QUANTILE = 0.99865  # three standard deviations above the mean of a normal
 
@@ -111,8 +125,12 @@ class Prior(ABC):
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{number:.4g}" for number in self.numbers)
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(self).__name__).lower()
-        return f"{name}({numbers})"
+        return f"{hyphenated(type(self))}({numbers})"
+
+
+def hyphenated(kind: type) -> str:
+    """Return the name of a class as users write it: "student-t" for StudentT."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower()
 
 
 # On the real line --------------------------------------------------------------------------

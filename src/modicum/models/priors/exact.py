@@ -14,17 +14,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import HALF_LOG_2PI, as_either, expansion, namespace
+from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, namespace
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
-from modicum.models.covariances import correlation_factor, unnormalized_lkj
+from modicum.models.covariances import covariance_factor, unnormalized_lkj
 from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
-from modicum.runtime import FASTEST_COMPILE, Array, jit
+from modicum.runtime import Array, jit
 
 Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
 
@@ -49,6 +49,7 @@ class ExactTerm(ABC):
     """The prior of some entries of t. Hashable."""
 
     smooth: bool = False  # whether Newton's method climbs the log-density itself, not a normal
+    on_numpy: ClassVar[bool] = True  # whether `log_density` also takes NumPy's arrays (..., d)
 
     @abstractmethod
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
@@ -57,10 +58,6 @@ class ExactTerm(ABC):
     def settle(self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers) -> np.ndarray:
         """Return t with the hyperparameters, if there are any, near their marginal mode."""
         return t
-
-    def log_densities(self, t: np.ndarray, numbers: Numbers) -> np.ndarray | None:
-        """Log-densities at points (S, d) by NumPy; None if only compiled code has them."""
-        return None
 
     @abstractmethod
     def normal_approximations(
@@ -89,14 +86,14 @@ class ExactPrior:
         pairs = zip(self.terms, numbers, strict=True)
         return sum(
             (term.log_density(t, own) for term, own in pairs if term.smooth or not smooth_only),
-            jnp.zeros(()),
+            namespace(t).zeros(()),
         )
 
     def log_densities(self, t: np.ndarray, numbers: tuple[Numbers, ...]) -> np.ndarray | None:
         """Log-densities at points (S, d) by NumPy; None if only compiled code has them."""
-        logs = [term.log_densities(t, own) for term, own in zip(self.terms, numbers, strict=True)]
-        found = [log for log in logs if log is not None]
-        return np.sum(found, axis=0) if len(found) == len(logs) else None
+        if not all(term.on_numpy for term in self.terms):
+            return None
+        return np.asarray(self.log_density(as_either(t), numbers))
 
     @property
     def smooth(self) -> tuple[bool, ...]:
@@ -159,16 +156,11 @@ class Independent(ExactTerm):
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Sum over entries of the log-density in t."""
-        value, arguments = t[np.array(self.where)], map(jnp.asarray, numbers)
+        xp = namespace(t)
+        value, arguments = t[..., np.array(self.where)], map(xp.asarray, numbers)
         if self.smooth:
-            return jnp.sum(self.kind.density(jnp.exp(value), *arguments) + value)
-        return jnp.sum(self.kind.density(value, *arguments))
-
-    def log_densities(self, t: np.ndarray, numbers: Numbers) -> np.ndarray:
-        """`log_density` at points (S, d)."""
-        value, arguments = t[:, np.array(self.where)], [as_either(np.asarray(x)) for x in numbers]
-        at, volume = (np.exp(value), value) if self.smooth else (value, 0.0)
-        return np.sum(np.asarray(self.kind.density(as_either(at), *arguments)) + volume, axis=1)
+            return xp.sum(self.kind.density(xp.exp(value), *arguments) + value, axis=-1)
+        return xp.sum(self.kind.density(value, *arguments), axis=-1)
 
     def normal_approximations(
         self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
@@ -192,6 +184,7 @@ class SharedScale(ExactTerm):
 
     where: tuple[int, ...]
     tau: int
+    on_numpy: ClassVar[bool] = False  # the quadrature of many points would fill the memory
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Log-density of the coefficients given tau, plus that of log tau."""
@@ -288,24 +281,18 @@ class Effects(ExactTerm):
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """log p(u | Sigma) + log p(Sigma), in the sampled coordinates."""
-        return self.log_effects(t) + _log_hyper(self.kinds, t[self.hyperparameters], numbers)
+        hyper = t[..., self.hyperparameters]
+        return self.log_effects(t) + _log_hyper(self.kinds, hyper, numbers)
 
     def log_effects(self, t: jax.Array) -> jax.Array:
         """log p(u | Sigma)."""
-        u = t[np.array(self.where)].reshape(self.count, self.levels)
-        lower = covariance_factor(t[self.hyperparameters], self.count)
-        z = u / jnp.diag(lower)[:, None] if not self.partials else _solve(lower, u)
-        log_det = jnp.sum(jnp.log(jnp.diag(lower)))
-        return -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
-
-    def log_densities(self, t: np.ndarray, numbers: Numbers) -> np.ndarray:
-        """`log_density` at points (S, d)."""
-        hyper = t[:, self.hyperparameters]
-        u = t[:, np.array(self.where)].reshape(len(t), self.count, self.levels)
-        precision, half_log_det = self.precision_given(hyper)
-        log_det = half_log_det - self.count * HALF_LOG_2PI
-        squares = np.sum((precision @ u) * u, axis=(1, 2))
-        return self.levels * log_det - squares / 2 + self.log_hyper(hyper, numbers)
+        xp = namespace(t)
+        u = t[..., np.array(self.where)].reshape(*t.shape[:-1], self.count, self.levels)
+        lower = covariance_factor(t[..., self.hyperparameters], self.count)
+        sds = xp.diagonal(lower, axis1=-2, axis2=-1)
+        z = _solve(lower, u) if self.partials else u / sds[..., None]
+        log_det = xp.sum(xp.log(sds), axis=-1) + self.count * HALF_LOG_2PI
+        return -0.5 * xp.sum(z**2, axis=(-2, -1)) - self.levels * log_det
 
     def precision_given(self, hyper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Precisions of the effects of a level, (..., count, count), and half their log dets."""
@@ -341,11 +328,7 @@ class Effects(ExactTerm):
     ) -> Sequence[NormalApproximation]:
         """Normal effects given Sigma; for Sigma, the information with u integrated out."""
         places, where = self.hyperparameters, np.array(self.where)
-        if self.partials:
-            lower = np.asarray(_covariance_factor(t[places], self.count))
-            inverse = np.linalg.inv(lower @ lower.T)
-        else:
-            inverse = np.diag(np.exp(-2 * t[places]))
+        inverse, _ = self.precision_given(t[places])
         precision = np.full(len(where), inverse[0, 0])
         effects = NormalApproximation(where, np.zeros(len(where)), precision)
         if self.count > 1:
@@ -373,21 +356,9 @@ class Effects(ExactTerm):
         return NonCentred(np.array(self.where), scale, ratio)
 
 
-def covariance_factor(hyper: jax.Array, count: int) -> jax.Array:
-    """Cholesky factor of Sigma from the sampled hyperparameters."""
-    xp = namespace(hyper)
-    sds: jax.Array = xp.exp(hyper[..., :count])
-    if hyper.shape[-1] == count:
-        return sds[..., None] * np.eye(count)
-    return sds[..., None] * correlation_factor(hyper[..., count:], count)
-
-
-@jit(static=1, options=FASTEST_COMPILE)
-def _covariance_factor(hyper: Array, count: int) -> jax.Array:
-    return covariance_factor(jnp.asarray(hyper), count)
-
-
 def _solve(lower: jax.Array, u: jax.Array) -> jax.Array:
+    if is_numpy(u):
+        return as_either(np.linalg.solve(lower, u))
     return jax.scipy.linalg.solve_triangular(lower, u, lower=True)
 
 

@@ -15,7 +15,12 @@ from jax.flatten_util import ravel_pytree
 
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.files import Json
-from modicum.models.covariances import correlations, draw_partials, partials_of
+from modicum.models.covariances import (
+    correlations,
+    covariance_factor,
+    draw_partials,
+    partials_of,
+)
 from modicum.models.priors.distributions import (
     LKJ,
     Flat,
@@ -33,7 +38,6 @@ from modicum.models.priors.exact import (
     Independent,
     Numbers,
     SharedScale,
-    covariance_factor,
 )
 from modicum.models.terms import GroupTerm, PooledTerm, SmoothTerm
 from modicum.rows import Rows
