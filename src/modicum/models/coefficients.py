@@ -256,10 +256,10 @@ class CoefficientPriors(BaseModel):
 
     def common_names(self, rows: Rows) -> list[tuple[str, str]]:
         """Return the prefix of its predictor ("scale.") and the name of each common column."""
-        owners = rows.coding.parameters if self.modelled and rows.coding else {}
+        owners = rows.coding.parameters if rows.coding else ("",) * len(rows.columns)
         names = []
         for j in common_columns(self.pooled, rows):
-            before = f"{owners[j]}." if owners and owners[j] else ""
+            before = f"{owners[j]}." if owners[j] else ""
             names.append((before, rows.columns[j].removeprefix(before)))
         return names
 

@@ -288,8 +288,9 @@ def _log_density(site: Site) -> jax.Array:
     return density if site["scale"] is None else density * site["scale"]
 
 
-STARTS = 4  # starting points: the middle, and some around it
-RADIUS = 2.0  # radius of the others in unconstrained space, as in Stan and NumPyro
+# Radii of the starting points in unconstrained space, one point each: the middle, and some around
+# it, up to the radius of Stan and NumPyro.
+RADII = (0.0, 2.0, 1.5, 1.0)
 
 
 def from_numpyro(model: Callable[..., Any], rows: Rows, **arguments: Any) -> Model:
@@ -417,7 +418,7 @@ class _Study:
         sites, other_sites = (self._run(batch, 0.0) for batch in (self.batch, self.other_batch))
         plate = self._plate(sites, other_sites)
         self._refuse(sites, plate)
-        free = [name for name, site in sites.items() if _is_parameter(site)]
+        free = [k for k, s in sites.items() if s["type"] == "sample" and not s["is_observed"]]
         reported = _reported(sites, other_sites, plate)
         self.program = replace(
             self.program,
@@ -425,7 +426,8 @@ class _Study:
             parameters=tuple(free),
             reported=tuple(reported),
         )
-        points = [_values(self._run(self.batch, radius), free) for radius in _radii()]
+        starts = [self._run(self.batch, radius) for radius in RADII]
+        points = [{k: np.asarray(at[k]["value"], np.float64) for k in free} for at in starts]
         elsewhere = self.program.run(self.batch, points[1])
         constraints = {name: _constraint(name, sites, elsewhere) for name in free}
         self._refuse_dependence_on_rows(points[1])
@@ -541,19 +543,6 @@ def _constraint(name: str, sites: Sites, elsewhere: Sites) -> Constraint:
             "such as (0, 1), and multiply."
         )
     return here
-
-
-def _radii() -> list[float]:
-    """Radii of the starting points, 0 first; one point is drawn per radius, with a fixed seed."""
-    return [0.0, *(RADIUS * share for share in np.linspace(1.0, 0.5, STARTS - 1))]
-
-
-def _is_parameter(site: Site) -> bool:
-    return site["type"] == "sample" and not site["is_observed"]
-
-
-def _values(sites: Sites, names: list[str]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(sites[name]["value"], np.float64) for name in names}
 
 
 def _reported(sites: Sites, other_sites: Sites, plate: str) -> list[str]:

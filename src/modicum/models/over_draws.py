@@ -80,10 +80,8 @@ class ModelPredictor:
         """
         family = _family(self.model)
         times = None if self.times is None else np.array(self.times)
-        if sd.any():
-            along = self.model.predictors_of_groups
-            return np.asarray(_means_over(family, along, predictors, sd, times))
-        return np.asarray(_means(family, predictors, times))
+        along = self.model.predictors_of_groups if sd.any() else ()
+        return np.asarray(_means(family, along, predictors, sd, times))
 
     @in_double_precision
     def moments(self, predictors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -231,12 +229,6 @@ def _family(model: BaseModel) -> LinearPredictorModel:
 
 
 @jit(static=0)
-def _means(family: LinearPredictorModel, predictors: Array, times: Array | None) -> jax.Array:
-    answer = jax.vmap(jax.vmap(family.answer, (0, None)), (0, None))
-    return answer(jnp.asarray(predictors), None if times is None else jnp.asarray(times))
-
-
-@jit(static=0)
 def _moments(family: LinearPredictorModel, predictors: Array) -> tuple[jax.Array, jax.Array]:
     return jax.vmap(jax.vmap(family.moments))(jnp.asarray(predictors))
 
@@ -248,16 +240,17 @@ def _densities(family: LinearPredictorModel, predictors: Array, outcomes: Array)
 
 
 @jit(static=(0, 1))
-def _means_over(
+def _means(
     family: LinearPredictorModel,
     along: tuple[int, ...],
     predictors: Array,
     sd: Array,
     times: Array | None,
 ) -> jax.Array:
-    at = None if times is None else jnp.asarray(times)
-    over = jax.vmap(partial(family.mean_over, along=along, times=at))
-    return over(jnp.asarray(predictors), jnp.asarray(sd))
+    eta, at = jnp.asarray(predictors), None if times is None else jnp.asarray(times)
+    if not along:
+        return jax.vmap(jax.vmap(partial(family.answer, times=at)))(eta)
+    return jax.vmap(partial(family.mean_over, along=along, times=at))(eta, jnp.asarray(sd))
 
 
 def _log_density(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:

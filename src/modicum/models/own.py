@@ -323,7 +323,7 @@ class Model(BaseModel):
             "log_prior": log_prior,
             "log_likelihood": log_likelihood,
             "predict": predict,
-            "report": _nothing_derived if report is None else report,
+            "report": report or (lambda theta: {}),
             "simulate": simulate,
             "simulate_prior": simulate_prior,
         }
@@ -455,14 +455,9 @@ class Model(BaseModel):
         with explained(fails.format, missing):
             return self._of_rows("simulate", theta, row, key)
 
-    @property
-    def simulates_prior(self) -> bool:
-        """Whether the user gave `simulate_prior`."""
-        return "simulate_prior" in self._functions
-
     def simulate_prior(self, key: jax.Array) -> Params:
         """Draw from the prior with the user's `simulate_prior`."""
-        if not self.simulates_prior:
+        if "simulate_prior" not in self._functions:
             return super().simulate_prior(key)
         fails = "`simulate_prior` fails on a JAX key ({}); write it with jax.numpy and jax.random."
         with explained(fails.format):
@@ -566,16 +561,16 @@ class Model(BaseModel):
 
     def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
         """Try `simulate` and `simulate_prior` on the first row."""
-        if self.simulates_prior:
+        if "simulate_prior" in self._functions:
             jax.eval_shape(lambda: self.simulate_prior(jax.random.key(0, impl=IMPL)))
+        if not self.simulates:
+            return
         field = self.outcome_field
-        if field != "y" and self.simulates and field and field not in rows.fields:
+        if field not in ("", "y") and field not in rows.fields:
             raise SettingError(
                 f"the outcome is the field {field!r}, which the rows do not hold (they hold "
                 f"{', '.join(sorted(rows.fields))})."
             )
-        if not self.simulates:
-            return
         row = {k: v[0] for k, v in batch.items() if k not in (field, "weight")}
         shape = jax.eval_shape(
             lambda t, r: self.simulate(t, r, jax.random.key(0, impl=IMPL)), theta, row
@@ -645,11 +640,6 @@ def with_given_types(batch: Batch, kinds: Mapping[str, str]) -> Batch:
         elif kind == "integer" or np.dtype(values.dtype).kind in "iu":
             changed[name] = jnp.asarray(values).astype(int)
     return {**batch, **changed} if changed else batch
-
-
-def _nothing_derived(theta: Params) -> dict[str, jax.Array]:
-    """What a model reports besides its parameters, unless the user says what."""
-    return {}
 
 
 def _floating(value: ArrayLike) -> jax.Array:

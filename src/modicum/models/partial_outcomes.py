@@ -31,13 +31,6 @@ PARTIAL = (*CENSORED, *KNOWN_NOISE)
 CLOSEST = 1e-15  # difference of two logarithms, of which rounding leaves nothing
 MOST_TRIES = 10_000  # draws per outcome until one is within its bounds
 Known = Mapping[str, jax.Array]  # the fields of one row
-MEANING = {
-    "event": "COLUMN is 1 where the outcome was observed and 0 where it is censored, so that it is "
-    "larger",
-    "cens": "COLUMN is 'none', 'right', 'left' or 'interval'",
-    "y2": "COLUMN holds the upper ends of intervals",
-    "se": "COLUMN holds known standard errors",
-}
 
 
 def log_density_of_part(
