@@ -169,22 +169,16 @@ class Covariance:
         """Number of correlations."""
         return self.size * (self.size - 1) // 2 if self.correlated else 0
 
-    def factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
-        """Return T, lower triangular: effects are T v with v ~ N(0, I)."""
+    def hyper(self, theta: Mapping[str, jax.Array]) -> jax.Array:
+        """Return log sds and, if effects are correlated, the numbers x, in one vector."""
         xp = namespace(theta["group_log_sd"])
         names = ("group_log_sd", *(["group_partial"] if self.pairs else []))
-        return covariance_factor(xp.concatenate([xp.asarray(theta[n]) for n in names]), self.size)
+        joined: jax.Array = xp.concatenate([xp.asarray(theta[name]) for name in names])
+        return joined
 
-    def log_prior(
-        self, theta: Mapping[str, jax.Array], scales: tuple[float, ...], concentration: float
-    ) -> jax.Array:
-        """Log-density of half-normal sds and an LKJ correlation matrix, with Jacobians."""
-        log_sd = jnp.asarray(theta["group_log_sd"])
-        ratio = jnp.exp(log_sd) / jnp.asarray(scales)
-        total = jnp.sum(-0.5 * ratio**2 + jnp.log(ratio) + 0.5 * jnp.log(2 / jnp.pi))
-        if not self.pairs:
-            return total
-        return total + unnormalized_lkj(theta["group_partial"], self.size, concentration)
+    def factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
+        """Return T, lower triangular: effects are T v with v ~ N(0, I)."""
+        return covariance_factor(self.hyper(theta), self.size)
 
     def report(self, theta: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Return standard deviations and correlations."""

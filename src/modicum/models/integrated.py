@@ -14,12 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
-from modicum.models.covariances import draw_partials
 from modicum.models.families import Cloglog, Logistic, Probit
 from modicum.models.integrals import GroupIntegrals
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, EffectScale, Labels, Params
-from modicum.models.priors import LKJ, OWN, HalfNormal, ModelPriors, is_positive, moments
+from modicum.models.priors import (
+    LKJ,
+    OWN,
+    GroupPrior,
+    HalfNormal,
+    ModelPriors,
+    is_positive,
+    moments,
+)
+from modicum.models.priors.exact import log_hyper_density
 from modicum.models.priors.units import columns_with_moments
 from modicum.models.terms import (
     INTERCEPT,
@@ -186,12 +194,23 @@ class IntegratedEffects(GroupIntegrals):
 
     def log_own_prior(self, theta: Params) -> jax.Array:
         """Log-prior of the covariance of the integrated effects."""
+        prior, hyper = self.own_prior, self.covariance.hyper(theta)
+        numbers = [*(sd for of in prior.sds for sd in of.numbers), prior.correlation.eta]
+        return log_hyper_density(
+            (HalfNormal,) * self.effects, hyper, tuple(map(np.asarray, numbers))
+        )
+
+    @property
+    def own_prior(self) -> GroupPrior:
+        """The prior of the integrated effects, which are no parameters."""
         if self.scales is None:
             raise SettingError(
                 "the default prior of group_sd is in the units of the data, so it needs rows: "
                 "use model.resolved(rows), or give group_sd."
             )
-        return self.covariance.log_prior(theta, self.scales, self.concentration)
+        return GroupPrior(
+            self.term, 0, tuple(map(HalfNormal, self.scales)), LKJ(self.concentration)
+        )
 
     def priors_at(self, theta: Params) -> ModelPriors:
         """Return the family's priors."""
@@ -206,14 +225,10 @@ class IntegratedEffects(GroupIntegrals):
         self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
     ) -> Params:
         """Draw the family's parameters, and the covariance of the effects."""
-        assert self.scales is not None
         theta = self.family.draw_prior(shapes, number, rng)
-        sds = [HalfNormal(scale).draw(rng, (number,)) for scale in self.scales]
-        theta["group_log_sd"] = np.log(np.stack(sds, axis=1))
-        if self.covariance.pairs:
-            partials = draw_partials(self.effects, self.concentration, rng, number)
-            theta["group_partial"] = partials
-        return theta
+        log_sd, partials, _ = self.own_prior.draw(number, rng)
+        own = {"group_log_sd": log_sd, "group_partial": partials}
+        return theta | {name: drawn for name, drawn in own.items() if drawn.size}
 
     def likelihood_layout(self, theta: Params) -> Params:
         """Return all parameters but the standard deviations of explicit effects."""
@@ -259,8 +274,7 @@ class IntegratedEffects(GroupIntegrals):
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Describe the family's priors, and the half-normal and LKJ priors of the effects."""
         text = dict(self.family.describe_priors(rows))
-        for name, scale in zip(self.term.sd_names, self.scales or (), strict=False):
-            text[f"group_sd[{name}]"] = f"half-normal({scale:.4g})"
+        text |= zip(self.term.sd_keys, map(str, self.own_prior.sds), strict=True)
         if self.covariance.pairs:
             text["group_cor"] = f"LKJ({self.concentration:g})"
         return text

@@ -118,9 +118,10 @@ def _why_integrated(sizes: _Sizes, how: HoldEffects | None) -> str:
     """Say why effects are integrated out, and which."""
     why = "set by hand"
     if how is None:
+        needed = float(f"{sizes.needed:.2g}")  # to two digits
         why = (
-            f"{sizes.all:,} explicit parameters would take about {_rounded(sizes.needed)} rows "
-            "per step and sums over all levels; tens of groups per step are enough"
+            f"{sizes.all:,} explicit parameters would take about {needed:,.0f} rows per step and "
+            "sums over all levels; tens of groups per step are enough"
         )
     if sizes.outer:
         why += f"; effects of {sizes.largest!r} are integrated out, all others explicit"
@@ -171,11 +172,6 @@ def _is_arrow(family: LinearPredictorModel, terms: Sequence[GroupTerm], sizes: _
     parameters = sizes.all + own + family.intercept + len(family.extras)
     effects = sum(len(term.effects) for term in sizes.inner)
     return arrow_fits(sizes.levels, effects, parameters)
-
-
-def _rounded(number: float) -> str:
-    """Format a number to two digits with thousands separators: 16,000."""
-    return f"{float(f'{number:.2g}'):,.0f}"
 
 
 def _groups_are_thin(rows: Rows, terms: Sequence[GroupTerm], sizes: _Sizes) -> bool:

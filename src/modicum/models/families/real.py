@@ -21,7 +21,6 @@ from modicum.arrays import HALF_LOG_2PI, is_numpy, namespace
 from modicum.errors import SettingError
 from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
-    LINKS,
     bounded_exp,
     draw_log_gammas,
     log_normal_cdf,
@@ -433,6 +432,8 @@ class AsymmetricLaplace(ScaleFamily):
     quantile: float = 0.5
     smoothing: float = 0.0
 
+    on_numpy: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.quantile, Real) or not 0 < self.quantile < 1:
@@ -462,19 +463,6 @@ class AsymmetricLaplace(ScaleFamily):
             return log(tau * (1 - tau))
         both = lgamma(tau * width) + lgamma((1 - tau) * width) - lgamma(width)
         return -log(width) - both
-
-    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
-        """Derivatives in eta at a known scale."""
-        s, tau, width = self.known_scale(), self.quantile, self.smoothing
-        u = (y - eta) / s
-        constant = self.log_constant() - log(s)
-        if not width:
-            above = (jnp.zeros_like(eta),) * (highest - 2)
-            f = constant - _check(u, tau)
-            return (f, _slope(u, tau) / s, -_blunt_curve(u) / s**2, *above)
-        curves = LINKS["logit"].failure(-u / width, highest)  # of -log(1 + e^(-u / width))
-        f, f1, *others = (width * c / (s * width) ** k for k, c in enumerate(curves))
-        return (constant - tau * u + f, tau / s + f1, *others)
 
     def moments(self, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of the outcome, whose quantile is eta."""

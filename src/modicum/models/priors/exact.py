@@ -282,7 +282,7 @@ class Effects(ExactTerm):
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """log p(u | Sigma) + log p(Sigma), in the sampled coordinates."""
         hyper = t[..., self.hyperparameters]
-        return self.log_effects(t) + _log_hyper(self.kinds, hyper, numbers)
+        return self.log_effects(t) + log_hyper_density(self.kinds, hyper, numbers)
 
     def log_effects(self, t: jax.Array) -> jax.Array:
         """log p(u | Sigma)."""
@@ -303,7 +303,7 @@ class Effects(ExactTerm):
 
     def log_hyper(self, hyper: np.ndarray, numbers: Numbers) -> np.ndarray:
         """Log-densities of hyperparameters (..., number), in the sampled coordinates."""
-        return np.asarray(_log_hyper(self.kinds, as_either(hyper), numbers))
+        return np.asarray(log_hyper_density(self.kinds, as_either(hyper), numbers))
 
     # The anchor -------------------------------------------------------------------------------
 
@@ -362,7 +362,9 @@ def _solve(lower: jax.Array, u: jax.Array) -> jax.Array:
     return jax.scipy.linalg.solve_triangular(lower, u, lower=True)
 
 
-def _log_hyper(kinds: tuple[type[Prior], ...], hyper: jax.Array, numbers: Numbers) -> jax.Array:
+def log_hyper_density(
+    kinds: tuple[type[Prior], ...], hyper: jax.Array, numbers: Numbers
+) -> jax.Array:
     """Log-density of log standard deviations and of transformed partial correlations."""
     xp = namespace(hyper)
     total, first, count = xp.zeros(()), 0, len(kinds)
@@ -391,7 +393,7 @@ def _hyper_mode(
         lower = covariance_factor(hyper, count)
         half = _solve(lower, _solve(lower, jnp.asarray(second)).T)
         of_effects = -0.5 * jnp.trace(half) - levels * jnp.sum(jnp.log(jnp.diag(lower)))
-        return of_effects + _log_hyper(kinds, hyper, numbers)
+        return of_effects + log_hyper_density(kinds, hyper, numbers)
 
     def newton(_: int, hyper: jax.Array) -> jax.Array:
         gradient, hessian = expansion(expected)(hyper)[1:]
