@@ -26,7 +26,7 @@ LONGEST = (  # the longest files: workers start with them, so that none runs alo
     *("kernels/test_taylor.py", "methods/test_ecs_skewed.py"),
     *("kernels/test_energy_conserving.py", "run/test_chain_tasks.py"),
     *("models/test_constraints.py", "methods/test_choice.py", "methods/test_many_levels.py"),
-    *("traps/test_priors.py", "models/families/test_modes.py", "traps/test_posterior.py"),
+    *("traps/test_priors.py", "models/families/test_densities.py", "traps/test_posterior.py"),
     *("digest/test_digest.py", "run/test_chains.py", "posterior/test_simulate.py"),
     *("methods/test_no_mode.py", "traps/test_models.py", "kernels/test_lights.py"),
 )
