@@ -19,7 +19,7 @@ from modicum.models.covariances import (
     unnormalized_lkj_integral,
 )
 from modicum.models.priors.distributions import HalfNormal
-from modicum.models.priors.exact import Effects
+from modicum.models.priors.exact import Effects, log_hyper_density
 
 POINTS = np.array([0.0, 5.0, 19.0, 40.0, -19.0])
 
@@ -60,7 +60,7 @@ def test_both_models_of_group_effects_use_it(x64):
     def densities(t):
         theta = {"group_log_sd": t[2:4], "group_partial": t[4:]}
         effects = term.log_effects(t)
-        integrated = Covariance(2).log_prior(theta, (1.0, 1.0), 1.7)
+        integrated = log_hyper_density(term.kinds, Covariance(2).hyper(theta), numbers)
         return integrated, term.log_density(t, numbers) - effects, effects
 
     gaps = []
