@@ -179,5 +179,5 @@ def _to_parameters(point: np.ndarray, factor: Factor, z: np.ndarray) -> np.ndarr
     """Return t = t* + L z for each row of z; a diagonal L may be given as a vector."""
     plain, arrow = in_two(factor)
     if arrow is not None:
-        return point + arrow.times(z)
+        return point + (arrow @ z.T).T
     return point + (z @ plain.T if plain.ndim == 2 else z * plain)

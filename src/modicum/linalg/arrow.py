@@ -370,26 +370,16 @@ class ArrowFactor(Arrow):
     """
 
     def __matmul__(self, z: Array) -> Array:
-        """F z."""
-        own, rest = z[self.big], z[self.border]
-        cross = _as_matrix(self.cross)
-        above = (self.blocks @ own[..., None])[..., 0] - (cross @ rest).reshape(own.shape)
-        return self.flat(above, self.corner @ rest)
+        """F z, for a flat vector, or for the columns of a matrix."""
+        columns = z if z.ndim == 2 else z[:, None]
+        own, rest = columns[self.big], columns[self.border]
+        above = self.blocks @ own - (_as_matrix(self.cross) @ rest).reshape(own.shape)
+        return self.flat(above, self.corner @ rest).reshape(z.shape)
 
     @property
     def T(self) -> TransposedFactor:  # noqa: N802 - as arrays call it
         """F', which maps gradients to whitened coordinates."""
         return TransposedFactor(self)
-
-    def times(self, z: np.ndarray) -> np.ndarray:
-        """F z of each row of z, (rows, size)."""
-        own, rest = z[:, self.big], z[:, self.border]
-        blocks, cross = np.asarray(self.blocks), np.asarray(self.cross)
-        above = np.einsum("lij,klj->kli", blocks, own)
-        above -= (rest @ _as_matrix(cross).T).reshape(own.shape)
-        out = np.empty_like(z)
-        out[:, self.big], out[:, self.border] = above, rest @ np.asarray(self.corner).T
-        return out
 
     def whitened(self, away: jax.Array) -> Array:
         """F^-1 times a flat vector, compiled."""
@@ -616,13 +606,13 @@ def _absolute(matrices: np.ndarray, least: float) -> np.ndarray:
 
 
 def flat_vector(big: Array, border: Array, own: Array, rest: Array) -> Array:
-    """Assemble a flat vector with `own` at the indices `big` and `rest` at `border`."""
-    size = own.size + rest.size
+    """Assemble flat vectors with `own` at the indices `big` and `rest` at `border`."""
+    shape = (big.size + border.size, *rest.shape[1:])
     if isinstance(own, np.ndarray) and isinstance(rest, np.ndarray):
-        out = np.empty(size)
+        out = np.empty(shape)
         out[big], out[border] = own, rest
         return out
-    zeros = jnp.zeros(size, jnp.result_type(own, rest))
+    zeros = jnp.zeros(shape, jnp.result_type(own, rest))
     return zeros.at[big].set(own).at[border].set(rest)
 
 
