@@ -363,9 +363,8 @@ class IntegratedEffects(GroupIntegrals):
         """
         predictors = self.family.predictor_vector(theta, batch)
         others = {name: values for name, values in batch.items() if name != self.group}
-        variance = sum(self.new_group_variances(theta, others), jnp.zeros(()))
-        sd = jnp.broadcast_to(jnp.sqrt(variance), len(predictors))
-        return self.family.mean_over(predictors, sd[:, None], (0,))
+        sds = self.new_group_sds(theta, others)
+        return self.family.mean_over(predictors, sds, self.predictors_of_groups)
 
     @property
     def effect_scales(self) -> tuple[EffectScale, ...]:

@@ -331,14 +331,8 @@ class LinearPredictorModel(CoefficientPriors):
         predictors = self.predictor_vector(theta, batch)
         if not self.absent_groups(batch):
             return jax.vmap(self.mean)(predictors)
-        along = self.predictors_of_groups
-        variance = [jnp.zeros(len(predictors)) for _ in along]
-        for scale, added in zip(
-            self.effect_scales, self.new_group_variances(theta, batch), strict=True
-        ):
-            at = along.index(scale.predictor)
-            variance[at] = variance[at] + added
-        return self.mean_over(predictors, jnp.sqrt(jnp.stack(variance, axis=1)), along)
+        sds = self.new_group_sds(theta, batch)
+        return self.mean_over(predictors, sds, self.predictors_of_groups)
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns along which all outcomes are right-censored."""
@@ -375,7 +369,7 @@ class LinearPredictorModel(CoefficientPriors):
     ) -> jax.Array:
         """`answer` of each row, averaged over normal predictors, those `along` which sd varies.
 
-        `sd` has shape (rows, len(along)).
+        `sd` has shape (rows, len(along)), or (1, len(along)) if rows do not differ in it.
         """
         xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
         nodes = np.array(list(product(xi, repeat=len(along))))

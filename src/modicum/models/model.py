@@ -164,6 +164,13 @@ class BaseModel(ABC):
             variances.append(jnp.where(jnp.asarray(is_new), total, 0.0))
         return variances
 
+    def new_group_sds(self, theta: Params, batch: Batch) -> jax.Array:
+        """Standard deviations of the predictors that groups enter, (1 or rows, such predictors)."""
+        owners = np.array([scale.predictor for scale in self.effect_scales])
+        variances = jnp.stack(jnp.broadcast_arrays(*self.new_group_variances(theta, batch)))
+        sums = [variances[owners == k].sum(0) for k in self.predictors_of_groups]
+        return jnp.sqrt(jnp.atleast_2d(jnp.stack(sums, axis=-1)))
+
     def likelihood_layout(self, theta: Params) -> Params:
         """Return the parameters that the likelihood reads: all, or the leading ones."""
         return theta

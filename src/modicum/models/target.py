@@ -132,9 +132,7 @@ class Target:
         Its parameters are the leading entries of the flat vector.
         """
         layout = self.model.likelihood_layout(self._shaped)
-        leaves, structure = jax.tree.flatten(layout)
-        shapes = tuple(leaf.shape for leaf in leaves)
-        return replace(self, model=self.model.without_priors(), structure=structure, shapes=shapes)
+        return self._with(self.model.without_priors(), layout)
 
     @cached_property
     def at_known_scale(self) -> Target | None:
@@ -142,12 +140,14 @@ class Target:
         model = self.model.at_known_scale()
         if model is None:
             return None
-        shaped = self._shaped
         left_out = set(self.model.expansions()) - set(model.expansions())
-        leaves, structure = jax.tree.flatten({k: v for k, v in shaped.items() if k not in left_out})
-        return replace(
-            self, model=model, structure=structure, shapes=tuple(leaf.shape for leaf in leaves)
-        )
+        return self._with(model, {k: v for k, v in self._shaped.items() if k not in left_out})
+
+    def _with(self, model: BaseModel, layout: Params) -> Target:
+        """Return the target of another model, whose parameters are laid out so."""
+        leaves, structure = jax.tree.flatten(layout)
+        shapes = tuple(leaf.shape for leaf in leaves)
+        return replace(self, model=model, structure=structure, shapes=shapes)
 
     @property
     def _shaped(self) -> Params:
@@ -219,9 +219,7 @@ class Target:
         On an accelerator compiled code is faster, and this is False.
         """
         model = self.model.row_model
-        if not isinstance(model, LinearPredictorModel):
-            return False
-        if not (model.on_numpy and model.in_eta_alone):
+        if not (isinstance(model, LinearPredictorModel) and model.on_numpy and model.in_eta_alone):
             return False
         is_smooth = len(self.shapes[0]) == 1 and bool(model.series_radius())  # no kink
         return is_smooth and jax.default_backend() == "cpu"
@@ -243,11 +241,9 @@ class Target:
     def arrow_of_effects(self) -> ArrowLayout | None:
         """Layout with the effects of the largest factor apart; None without explicit effects."""
         model = self.model
-        if not isinstance(model, LinearPredictorModel) or not model.has_groups:
+        if self.coding is None or not model.group_terms or self.all_priors is None:
             return None
-        if not model.group_terms or model.coding is None or model.resolved_priors is None:
-            return None
-        return arrow_layout(model.coding, len(model.resolved_priors.coefficients), self.size)
+        return arrow_layout(self.coding, len(self.all_priors.coefficients), self.size)
 
     @property
     def pooled_terms(self) -> tuple[tuple[Effects, Numbers], ...]:
