@@ -14,13 +14,14 @@ from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
     bounded_exp,
     draw_counts,
+    log_beta_tails,
     log_factorial,
+    log_gamma_tails,
     log_rising,
     log_softplus,
     log_some,
     softplus,
 )
-from modicum.models.families.tails import log_beta_tails, log_gamma_tails
 from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import BaseModel, Batch
 from modicum.models.outcome_checks import count_fault, rate_fault

@@ -25,9 +25,10 @@ from modicum.models.families.links import (
     bounded_exp,
     draw_log_gammas,
     log_gamma,
+    log_gamma_tails,
+    log_wald_tails,
     stirling_rest,
 )
-from modicum.models.families.tails import log_gamma_tails, log_wald_tails
 from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import positive_fault, time_fault

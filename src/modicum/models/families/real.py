@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from math import factorial, inf, lgamma, log, pi, sqrt
 from numbers import Real
 from typing import ClassVar, Self
@@ -17,16 +16,16 @@ from jax.scipy.special import gammaln, i0e
 from scipy import special
 from scipy.special import polygamma, psi
 
-from modicum.arrays import HALF_LOG_2PI, is_numpy, namespace
+from modicum.arrays import HALF_LOG_2PI, differentiable, is_numpy, namespace
 from modicum.errors import SettingError
 from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
     bounded_exp,
     draw_log_gammas,
     log_normal_cdf,
+    log_t_cdf,
     softplus,
 )
-from modicum.models.families.tails import log_t_cdf
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import angle_fault, real_fault, refuse_constant, refuse_remote
@@ -369,34 +368,15 @@ class VonMises(ExtraParameter):
 BLUNT = 0.5  # width, in scales, over which the curvature of the kink is spread
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _check(u: jax.Array, tau: float) -> jax.Array:
+def _check_function(tau: float) -> Callable[[jax.Array], jax.Array]:
     """The check function u (tau - 1[u < 0]), with a surrogate second derivative.
 
     The true second derivative is 0 almost everywhere, and says nothing about the curvature of a sum
     over rows. It is replaced by that of a rounded kink, for whitening and control variates: the
     difference estimator is unbiased for any quadratic.
     """
-    return u * (tau - (u < 0))
-
-
-@_check.defjvp
-def _check_jvp(
-    tau: float, at: tuple[jax.Array], tangents: tuple[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    return _check(at[0], tau), tangents[0] * _slope(at[0], tau)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _slope(u: jax.Array, tau: float) -> jax.Array:
-    return tau - (u < 0)
-
-
-@_slope.defjvp
-def _slope_jvp(
-    tau: float, at: tuple[jax.Array], tangents: tuple[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    return _slope(at[0], tau), tangents[0] * _blunt_curve(at[0])
+    slope = differentiable(slope=_blunt_curve)(lambda u: tau - (u < 0))
+    return differentiable(slope=slope)(lambda u: u * (tau - (u < 0)))
 
 
 def _blunt_curve(u: jax.Array) -> jax.Array:
@@ -451,7 +431,7 @@ class AsymmetricLaplace(ScaleFamily):
         s = self.spread(eta)
         u = (y - eta[0]) / s
         if not self.smoothing:
-            check = _check(u, self.quantile)
+            check = _check_function(self.quantile)(u)
         else:
             check = self.quantile * u + self.smoothing * softplus(-u / self.smoothing)
         return self.log_constant() - jnp.log(s) - check
