@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -20,7 +20,7 @@ from modicum.linalg.arrow import ArrowLayout, arrow_layout
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
-from modicum.models.priors import ModelPriors
+from modicum.models.priors import Horseshoe, ModelPriors
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
@@ -292,23 +292,12 @@ class Target:
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Distances of `point` from the prior's centre, in prior sds, and their derivative in t.
 
-        They are linear in t, so differences give the derivative and nothing is compiled. With
-        `places`, both are restricted to these entries of t.
+        With `places`, both are restricted to these entries of t.
         """
         if self.all_priors is None:
             return None
         places = np.arange(len(point)) if places is None else places
-        units = np.zeros((len(places), len(point)))
-        units[np.arange(len(places)), places] = 1
-        points = np.concatenate([[point, np.zeros_like(point)], units])
-        leaves = [points[:, list(where)] for where in self.places.values()]
-        # not -1: there may be no columns at all
-        shaped = [x.reshape(len(x), *shape) for x, shape in zip(leaves, self.shapes, strict=True)]
-        away = self.all_priors.distances(jax.tree.unflatten(self.structure, shaped))
-        flat = [np.reshape(leaf, (len(points), -1)) for leaf in jax.tree.leaves(away)]
-        distances = np.concatenate(flat, axis=1).astype(np.float64)[:, places]
-        here, at_zero, *lines = distances
-        return here, (np.array(lines) - at_zero).T
+        return self.all_priors.distances(point, self._shaped, places)
 
     @cached_property
     def normal_prior(self) -> NormalPrior | None:
@@ -321,17 +310,18 @@ class Target:
     @cached_property
     def has_normal_prior(self) -> np.ndarray:
         """Which entries of the flat vector have a normal prior."""
-        return self._marks(None if self.all_priors is None else self.all_priors.normal, True)
+        if self.all_priors is None:
+            return np.ones(self.size, bool)
+        priors = self.all_priors.by_entry(self._shaped)
+        return np.array([prior is not None and prior.is_normal for prior in priors])
 
     @cached_property
     def not_compared(self) -> np.ndarray:
         """Entries with a shrinkage prior, which is meant to win where the data say little."""
-        return self._marks(None if self.priors is None else self.priors.shrunk, False)
-
-    def _marks(self, marks: Callable[[Params], Params] | None, otherwise: bool) -> np.ndarray:
-        if marks is None:
-            return np.full(self.size, otherwise)
-        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(marks(self._shaped))])
+        if self.priors is None:
+            return np.zeros(self.size, bool)
+        priors = self.priors.by_entry(self._shaped)
+        return np.array([prior is None or isinstance(prior, Horseshoe) for prior in priors])
 
     @cached_property
     def reported_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -103,6 +103,16 @@ class Prior(ABC):
         """
         return float("inf")
 
+    @property
+    def on_coordinate(self) -> tuple[float, float]:
+        """Centre and width on the coordinate that is sampled: the logarithm of positive numbers."""
+        return (self.centre, self.width) if self.support == "real" else (0.0, float("inf"))
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether the prior is normal on that coordinate, so that its width is an sd."""
+        return self.quadratic and bool(self.numbers)
+
     @classmethod
     def precision(cls, square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
         """w(r) at r^2 = `square`, the second moment about the mean; automatic without a formula."""
@@ -384,6 +394,11 @@ class LogNormal(Prior):
     def centre(self) -> float:
         """The median."""
         return float(np.exp(self.mean))
+
+    @property
+    def on_coordinate(self) -> tuple[float, float]:
+        """Mean and standard deviation of the logarithm."""
+        return self.mean, self.sd
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""

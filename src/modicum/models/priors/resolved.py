@@ -269,18 +269,17 @@ class ModelPriors:
         """Return the part that is quadratic in the parameters."""
         beta = jnp.asarray(theta["beta"])
         total = jnp.zeros(())
-        normal = [j for j, prior in enumerate(self.coefficients) if isinstance(prior, Normal)]
+        normal = [j for j, prior in enumerate(self.coefficients) if prior.is_normal]
         if normal:
             mean, sd = np.array([self.coefficients[j].numbers for j in normal]).T
             values = beta if len(normal) == beta.shape[-1] else beta[..., np.array(normal)]
             total = jnp.sum(Normal.density(values, jnp.asarray(mean), jnp.asarray(sd)))
         for name, prior, centre in self.alone:
-            if isinstance(prior, LogNormal):  # normal in the logarithm, which is sampled
-                total += Normal(*prior.numbers).log_density(theta[name])
-            elif prior.quadratic:
+            if prior.is_normal:
                 common = beta[..., : len(self.coefficients)]
                 shift = common @ jnp.asarray(centre) if centre else 0.0
-                total += prior.log_density(jnp.asarray(theta[name]) + shift)
+                normal_prior = Normal(*prior.on_coordinate)
+                total += normal_prior.log_density(jnp.asarray(theta[name]) + shift)
         return total
 
     def exact(self, theta: Theta) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
@@ -435,44 +434,38 @@ class ModelPriors:
 
     # What users see --------------------------------------------------------------------------
 
-    def distances(self, theta: Theta) -> dict[str, Pytree]:
-        """Distance of parameters from the centre of their prior, in widths (`Prior.width`)."""
-        beta = np.asarray(theta["beta"])
-        centre = np.array([p.centre for p in self.coefficients])
-        width = np.array([p.width for p in self.coefficients])
-        beta, effects = np.split(beta, [len(self.coefficients)], axis=-1)
-        zero = np.zeros_like(effects)  # no effect is too far from 0: the scale is sampled
-        away: dict[str, Pytree] = {"beta": np.concatenate([(beta - centre) / width, zero], axis=-1)}
-        for name, prior, at in self.alone:
-            value = np.asarray(theta[name]) + (beta @ np.asarray(at) if at else 0.0)
-            mean, sd = prior.numbers if prior.quadratic and prior.numbers else (0.0, np.inf)
-            if name == "intercept":
-                mean, sd = prior.centre, prior.width
-            away[name] = (value - mean) / sd
-        if OWN in theta:
-            away[OWN] = jax.tree.map(np.zeros_like, theta[OWN])
-        return away
+    def by_entry(self, theta: Theta) -> list[Prior | None]:
+        """Return the prior of each entry of t; None for effects and hyperparameters."""
+        pooled = np.shape(theta["beta"])[-1] - len(self.coefficients)
+        known: dict[str, list[Prior | None]] = {"beta": [*self.coefficients, *[None] * pooled]}
+        known |= {name: [prior] for name, prior, _ in self.alone}
+        entries: list[Prior | None] = []
+        for name, places in _places(theta).items():
+            priors = known.get(name, [None])
+            entries += priors * (places.size // max(1, len(priors)))
+        return entries
 
-    def normal(self, theta: Theta) -> dict[str, Pytree]:
-        """Which parameters have a normal prior, whose width is its standard deviation."""
-        return self._marks(theta, lambda prior: isinstance(prior, Normal | LogNormal), False)
+    def distances(
+        self, t: np.ndarray, theta: Theta, places: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Distances of entries of t from the centres of their priors, in widths, and their slopes.
 
-    def shrunk(self, theta: Theta) -> dict[str, Pytree]:
-        """Which parameters have a shrinkage prior, meant to win where data say little."""
-        return self._marks(theta, lambda prior: isinstance(prior, Horseshoe), True)
-
-    def _marks(self, theta: Theta, has: Callable[[Prior], bool], pooled: bool) -> dict[str, Pytree]:
-        """Which parameters have a prior of a kind; group effects and hyperparameters, `pooled`."""
-        columns = np.full(np.shape(theta["beta"])[-1], pooled)
-        columns[: len(self.coefficients)] = [has(prior) for prior in self.coefficients]
-        marks = {"beta": columns} | {name: has(prior) for name, prior, _ in self.alone}
-        return {
-            name: jax.tree.map(
-                lambda x: np.broadcast_to(marks.get(name, pooled), np.shape(x)),  # noqa: B023
-                leaf,
-            )
-            for name, leaf in theta.items()
-        }
+        The distances, which are linear in t, and the slopes are those of the entries `places`; t is
+        laid out as `theta`. No effect is too far from 0, since its scale is sampled.
+        """
+        typical = [(0.0, np.inf) if p is None else p.on_coordinate for p in self.by_entry(theta)]
+        centre, width = np.array(typical).T
+        away, slope = (t - centre) / width, np.diag(1 / width[places])
+        where = _places(theta)
+        columns = where["beta"].reshape(np.shape(theta["beta"]))
+        for name, _, at in self.alone:
+            own = columns[..., : len(at)].reshape(where[name].size, -1)
+            for row, beta in zip(where[name], own, strict=True):
+                line = np.zeros(len(t))
+                line[beta], line[row] = at, 1.0
+                away[row] = (line @ t - centre[row]) / width[row]
+                slope[places == row] = line[places] / width[row]
+        return away[places], slope
 
     @property
     def has_flat(self) -> bool:
