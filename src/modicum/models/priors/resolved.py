@@ -284,26 +284,19 @@ class ModelPriors:
 
     def exact(self, theta: Theta) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
         """Return the part that is not quadratic, for parameters laid out as `theta`."""
-        places = _places(theta)
+        entries = self.by_entry(theta)
         terms: list[tuple[ExactTerm, Numbers]] = []
-        columns = places["beta"].reshape(np.shape(theta["beta"]))
-        kinds = [type(p) for p in self.coefficients if not p.quadratic]
-        for kind in dict.fromkeys(kinds):
-            if kind is not Horseshoe:
-                of_kind = [j for j, p in enumerate(self.coefficients) if type(p) is kind]
-                priors = [self.coefficients[j] for j in of_kind]
-                terms.append(_independent(kind, columns[..., of_kind], priors))
+        bent = dict.fromkeys(type(p) for p in entries if p is not None and not p.quadratic)
+        for kind in (kind for kind in bent if kind is not Horseshoe):
+            where = tuple(at for at, prior in enumerate(entries) if type(prior) is kind)
+            logged = kind.support == "positive"
+            terms.append((Independent(kind, where, logged), _numbers_at(where, entries)))
         for k, like in enumerate(self.horseshoes):
-            of_kind = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
-            where = columns[..., of_kind]
-            numbers = _spread([self.coefficients[j] for j in of_kind], where)
-            shared = SharedScale(_indices(where), int(places[f"{OWN}.{HORSESHOE}"][k]))
-            terms.append((shared, (np.asarray(like.scale), np.asarray(like.slab), *numbers[2:])))
+            where = tuple(at for at, prior in enumerate(entries) if _alike(prior, like))
+            scale, slab, *by_column = _numbers_at(where, entries)
+            shared = SharedScale(where, int(_places(theta)[f"{OWN}.{HORSESHOE}"][k]))
+            terms.append((shared, (scale[0], slab[0], *by_column)))
         terms += self.effects(theta)
-        for name, prior, _ in self.alone:
-            if not prior.quadratic:
-                of_all, logged = [prior] * places[name].size, is_of_exponential(name, prior)
-                terms.append(_independent(type(prior), places[name], of_all, logged))
         if not terms:
             return None
         return ExactPrior(tuple(term for term, _ in terms)), tuple(numbers for _, numbers in terms)
@@ -496,21 +489,14 @@ class ModelPriors:
         return described
 
 
-def _alike(prior: Prior, like: Horseshoe) -> bool:
+def _alike(prior: Prior | None, like: Horseshoe) -> bool:
     return isinstance(prior, Horseshoe) and prior.numbers[:2] == like.numbers[:2]
 
 
-def _independent(
-    kind: type[Prior], where: np.ndarray, priors: list[Prior], logged: bool = False
-) -> tuple[ExactTerm, Numbers]:
-    """Make a term of one kind; the last axis of `where` corresponds to `priors`."""
-    return Independent(kind, _indices(where), logged), _spread(priors, where)
-
-
-def _spread(priors: list[Prior], where: np.ndarray) -> Numbers:
-    """Return each argument of the priors, one of which belongs to a place of the last axis."""
-    numbers = np.array([prior.numbers for prior in priors]).T
-    return tuple(np.broadcast_to(number, where.shape).ravel() for number in numbers)
+def _numbers_at(where: tuple[int, ...], entries: Sequence[Prior | None]) -> tuple[np.ndarray, ...]:
+    """Return each argument of the priors of these entries, which have one kind."""
+    priors = [prior for prior in map(entries.__getitem__, where) if prior is not None]
+    return tuple(np.array([prior.numbers for prior in priors]).T)
 
 
 def _indices(where: np.ndarray) -> tuple[int, ...]:
