@@ -20,7 +20,8 @@ from modicum.kernels.control_variates import control_variate
 from modicum.kernels.expansion import group_proxy, variance_unit
 from modicum.ledger import Ledger
 from modicum.methods.whole_groups import quadrature_doubts
-from modicum.models import FAMILIES, IntegratedEffects, Target, integrals, integrated
+from modicum.models import FAMILIES, IntegratedEffects, Target, integrated
+from modicum.models.model import unflattened
 from modicum.models.priors import OWN
 from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
 from modicum.passes.integrated_groups import draw_effects
@@ -105,7 +106,7 @@ class Standing(IntegratedEffects):
     def nodes_of(self, theta, flat, known):
         """Return the nodes of the anchor."""
         if known is not None:
-            theta = integrals._unflatten(theta, known.point)
+            theta = unflattened(theta, known.point)
         return super().nodes_of(theta, flat, known)
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, log_sum_exp, namespace
 from modicum.models.covariances import Covariance, inverse, lower_factor
 from modicum.models.linear_predictor import LinearPredictorModel
-from modicum.models.model import BaseModel, Batch, Params
+from modicum.models.model import BaseModel, Batch, Params, unflattened
 from modicum.models.priors import OWN
 from modicum.rows.grouped_rows import GroupedRows, NodePlaces
 
@@ -327,7 +327,7 @@ class GroupIntegrals(BaseModel):
             near = self.integrands(theta, self.places(theta, flat), flat)
             return self.nodes_near(near, self.covariance.factor(theta), 0.0)
         likelihood_params = {name: leaf for name, leaf in theta.items() if name != OWN}
-        anchor = _unflatten(likelihood_params, as_either(node_places.point))
+        anchor = unflattened(likelihood_params, as_either(node_places.point))
         near = self.integrands(anchor, as_either(node_places.centre), flat)
         e = self.linear(theta, flat.rows) - self.linear(anchor, flat.rows)
         return self.nodes_near(near, self.covariance.factor(theta), self.shift(near, e, flat))
@@ -414,14 +414,3 @@ class GroupIntegrals(BaseModel):
         else:
             state = jax.lax.while_loop(moves, step, state)
         return state[1].astype(np.float32).astype(np.float64)
-
-
-def _unflatten(theta: Params, flat: jax.Array) -> Params:
-    """Convert a flat vector to parameters in the layout of theta."""
-    leaves, structure = jax.tree.flatten(theta)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = [
-        flat[end - leaf.size : end].reshape(leaf.shape)
-        for end, leaf in zip(ends, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, parts)

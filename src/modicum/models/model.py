@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
@@ -278,6 +279,14 @@ class BaseModel(ABC):
                     f"{type(self).__name__} needs the field '{field}', but the rows hold only "
                     f"{listed}; build them with Rows({', '.join(f'{f}=...' for f in fields)})."
                 )
+
+
+def unflattened(layout: Params, t: Array) -> Params:
+    """Return the entries of a flat vector in the layout of some parameters."""
+    leaves, structure = jax.tree.flatten(layout)
+    ends = np.cumsum([prod(np.shape(leaf)) for leaf in leaves])
+    pairs = zip(np.r_[0, ends[:-1]], ends, leaves, strict=True)
+    return jax.tree.unflatten(structure, [t[a:b].reshape(np.shape(leaf)) for a, b, leaf in pairs])
 
 
 def named_leaves(theta: Params) -> dict[str, jax.Array]:

@@ -80,7 +80,8 @@ def multilevel(
         raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
     arrow = not family.modelled and _is_arrow(family, terms, sizes)
     possible = sizes.all <= DENSE_LIMIT or arrow
-    thin = not possible or _groups_are_thin(rows, terms, sizes)
+    thin = not possible or sizes.needed > MOST_ROWS
+    thin = thin or (sizes.all > MANY and _integrating_is_cheaper(rows, terms, sizes))
     if how == "integrate" or (how is None and thin and obstacle is None):
         _require_known_priors(family, terms, rows)
         model = _integrated(family, sizes.inner, sizes.outer)
@@ -172,13 +173,6 @@ def _is_arrow(family: LinearPredictorModel, terms: Sequence[GroupTerm], sizes: _
     parameters = sizes.all + own + family.intercept + len(family.extras)
     effects = sum(len(term.effects) for term in sizes.inner)
     return arrow_fits(sizes.levels, effects, parameters)
-
-
-def _groups_are_thin(rows: Rows, terms: Sequence[GroupTerm], sizes: _Sizes) -> bool:
-    """Whether explicit effects take too many rows per step, or cost more than integrated ones."""
-    if sizes.needed > MOST_ROWS:
-        return True
-    return sizes.all > MANY and _integrating_is_cheaper(rows, terms, sizes)
 
 
 def _integrating_is_cheaper(rows: Rows, terms: Sequence[GroupTerm], sizes: _Sizes) -> bool:

@@ -19,7 +19,7 @@ from modicum.ledger import Ledger
 from modicum.linalg.arrow import ArrowLayout, arrow_layout
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
-from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
+from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves, unflattened
 from modicum.models.priors import Horseshoe, ModelPriors
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.tracing import Trace
@@ -257,12 +257,7 @@ class Target:
 
     def unravel(self, t: Array) -> Params:
         """Return the parameters laid out in `t`."""
-        leaves, start = [], 0
-        for shape in self.shapes:
-            stop = start + prod(shape)
-            leaves.append(t[start:stop].reshape(shape))
-            start = stop
-        return jax.tree.unflatten(self.structure, leaves)
+        return unflattened(self._shaped, t)
 
     def log_prior(self, t: Array) -> jax.Array:
         """Log-prior density at `t`."""

@@ -125,7 +125,7 @@ def trace_of(
         If the functions cannot be traced, or compute something different every time.
     """
     first = rows.slice(0, min(len(rows), 8))
-    shapes, batch = (jax.tree.map(_abstract, tree) for tree in (theta, first))
+    shapes, batch = jax.eval_shape(lambda *trees: trees, theta, first)
     functions = (log_prior, log_likelihood)
     digest, captured = _digest_once(*functions, shapes, batch)
     if _digest_once(*functions, shapes, batch)[0] != digest:
@@ -261,11 +261,6 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     while isinstance(function, jax.stages.Wrapped) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
-
-
-def _abstract(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
-    array = np.asarray(leaf)
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _joined(*digests: str) -> str:
