@@ -34,7 +34,7 @@ def test_a_factor_that_is_not_a_group_keeps_its_contrasts():
     model = M.Logistic(groups="g", priors={"h": P.Flat(), "g": P.Exponential(1)}).resolved(rows())
     assert model.labels(rows())["beta"] == (("a", "b", "h[b]", "h[c]"),)
     assert model.resolved_priors.coefficients[2:] == (P.Flat(), P.Flat())
-    assert model.resolved_priors.groups[0].sds == (P.Exponential(1),)
+    assert model.resolved_priors.pooled[0].sds == (P.Exponential(1),)
 
 
 def test_one_standard_deviation_may_have_a_prior_of_its_own(x64):
@@ -43,7 +43,7 @@ def test_one_standard_deviation_may_have_a_prior_of_its_own(x64):
     given = {"group_sd[h:a]": slope, "h": group, "group_sd": all_groups, "beta[b]": P.Normal(0, 9)}
     model = M.Logistic(groups=["g", G("h", ("1", "a"))], priors=given)
     priors = model.resolved(rows()).resolved_priors
-    assert [term.sds for term in priors.groups] == [(all_groups,), (group, slope)]
+    assert [term.sds for term in priors.pooled] == [(all_groups,), (group, slope)]
     assert priors.coefficients[1] == P.Normal(0, 9)
     # The density is that of another model which has the exponential prior as that of all groups.
     targets = [

@@ -22,13 +22,13 @@ from modicum.models.priors import (
     LKJ,
     OWN,
     Exponential,
-    GroupPrior,
     HalfNormal,
     Horseshoe,
     LogNormal,
     ModelPriors,
     Moments,
     Normal,
+    PooledPrior,
     Prior,
     is_positive,
     moments,
@@ -197,7 +197,7 @@ class CoefficientPriors(BaseModel):
     @property
     def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
         """Number of effects and concentration of each term whose effects are correlated."""
-        groups = () if self.resolved_priors is None else self.resolved_priors.groups
+        groups = () if self.resolved_priors is None else self.resolved_priors.pooled
         return tuple((len(g.sds), g.correlation.eta) for g in groups if g.partials)
 
     @property
@@ -434,7 +434,7 @@ class _Choice:
     @cached_property
     def owners(self) -> np.ndarray:
         """The parameter whose predictor each common column enters; empty: the mean."""
-        columns, coding = len(self.places), pooled_coding(self.model.pooled, self.rows)
+        columns, coding = len(self.places), self.model.coding
         return np.array(("",) * columns if coding is None else coding.parameters[:columns], str)
 
     def priors(self) -> ModelPriors:
@@ -512,7 +512,7 @@ class _Choice:
             prior = replace(prior, resolution=0.1 * float(error))
         return prior
 
-    def pooled(self) -> tuple[GroupPrior, ...]:
+    def pooled(self) -> tuple[PooledPrior, ...]:
         """Return the pooled priors; default sds are 2.5 outcome units per unit of a column."""
         given = self.given
         correlation = given.get("group_cor", LKJ())
@@ -523,7 +523,7 @@ class _Choice:
             sds = []
             for effect, key in zip(term.effects, term.sd_keys, strict=True):
                 sds.append(given.get(key, of_term) or self.sd_prior(term, effect))
-            priors.append(GroupPrior(term, len(term.levels(self.rows)), tuple(sds), correlation))
+            priors.append(PooledPrior(term, len(term.levels(self.rows)), tuple(sds), correlation))
         return tuple(priors)
 
     def sd_prior(self, term: PooledTerm, effect: str) -> Prior:

@@ -21,9 +21,9 @@ from modicum.models.model import Batch, EffectScale, Labels, Params
 from modicum.models.priors import (
     LKJ,
     OWN,
-    GroupPrior,
     HalfNormal,
     ModelPriors,
+    PooledPrior,
     is_positive,
     moments,
 )
@@ -201,14 +201,14 @@ class IntegratedEffects(GroupIntegrals):
         )
 
     @property
-    def own_prior(self) -> GroupPrior:
+    def own_prior(self) -> PooledPrior:
         """The prior of the integrated effects, which are no parameters."""
         if self.scales is None:
             raise SettingError(
                 "the default prior of group_sd is in the units of the data, so it needs rows: "
                 "use model.resolved(rows), or give group_sd."
             )
-        return GroupPrior(
+        return PooledPrior(
             self.term, 0, tuple(map(HalfNormal, self.scales)), LKJ(self.concentration)
         )
 

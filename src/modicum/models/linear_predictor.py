@@ -401,7 +401,7 @@ class LinearPredictorModel(CoefficientPriors):
             )
             # groups come after smooths; those of a damaged file may have no priors
             for term, group in zip(
-                self.group_terms, priors.groups[len(self.smooths) :], strict=False
+                self.group_terms, priors.pooled[len(self.smooths) :], strict=False
             )
         )
 
@@ -436,7 +436,7 @@ class LinearPredictorModel(CoefficientPriors):
 
     def _columns(self, rows: Rows) -> int:
         """Number of coefficients of a predictor: common and pooled ones."""
-        groups = self.resolved_priors.groups if self.resolved_priors else ()
+        groups = self.resolved_priors.pooled if self.resolved_priors else ()
         return len(common_columns(self.pooled, rows)) + sum(group.size for group in groups)
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
@@ -465,7 +465,7 @@ class LinearPredictorModel(CoefficientPriors):
     def _parts(self, size: int) -> dict[str, slice]:
         """Where in `beta` each reported parameter is; those without entries are left out."""
         priors = self.resolved_priors
-        groups = () if priors is None else priors.groups
+        groups = () if priors is None else priors.pooled
         first = size - sum(group.size for group in groups)
         spans = () if self.coding is None else self.coding.predictors
         others = {f"{name}.beta": slice(a, b) for name, a, b in spans if b <= first}
@@ -488,7 +488,7 @@ class LinearPredictorModel(CoefficientPriors):
         priors = self.resolved_priors
         own = {} if priors is None else priors.restore(theta)
         names = [f"{name}.beta" for name in self.modelled if f"{name}.beta" in theta]
-        names += [n for group in priors.groups for n in group.term.names] if priors else []
+        names += [n for group in priors.pooled for n in group.term.names] if priors else []
         if names:
             parts = [theta["beta"], *(theta.pop(name) for name in names)]
             theta["beta"] = jnp.concatenate([jnp.asarray(part) for part in parts])

@@ -3,14 +3,14 @@
 from modicum.models.priors import distributions
 from modicum.models.priors.distributions import *  # noqa: F403 - the names in its `__all__`
 from modicum.models.priors.distributions import is_positive
-from modicum.models.priors.resolved import OWN, GroupPrior, ModelPriors, prior_warnings
+from modicum.models.priors.resolved import OWN, ModelPriors, PooledPrior, prior_warnings
 from modicum.models.priors.units import Moments, moments
 
 __all__ = [
     "OWN",
-    "GroupPrior",
     "ModelPriors",
     "Moments",
+    "PooledPrior",
     "is_positive",
     "moments",
     "prior_warnings",

@@ -147,7 +147,7 @@ def is_of_exponential(name: str, prior: Prior) -> bool:
 
 
 @dataclass(frozen=True)
-class GroupPrior:
+class PooledPrior:
     """The prior of the coefficients of one pooled term.
 
     Parameters
@@ -190,7 +190,7 @@ class GroupPrior:
         return log_sd, partials, (factor @ normal).reshape(number, -1)
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Json]) -> GroupPrior:
+    def from_dict(cls, saved: Mapping[str, Json]) -> PooledPrior:
         """Return a group's priors as read from a file."""
         correlation = prior_from_dict(saved["correlation"])
         assert isinstance(correlation, LKJ)
@@ -213,7 +213,7 @@ class ModelPriors:
         Point in x at which the intercept's prior holds; empty: at 0.
     extras
         Priors of the other parameters, by name; for a parameter log_s, the prior of s.
-    groups
+    pooled
         Priors of pooled terms, whose coefficients follow the common ones in beta, in this order.
     centres
         For extra parameters that are intercepts of predictors, the point in x where the prior
@@ -224,7 +224,7 @@ class ModelPriors:
     intercept: Prior | None = None
     centre: tuple[float, ...] = ()
     extras: tuple[tuple[str, Prior], ...] = ()
-    groups: tuple[GroupPrior, ...] = ()
+    pooled: tuple[PooledPrior, ...] = ()
     centres: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
     @classmethod
@@ -236,7 +236,7 @@ class ModelPriors:
             None if intercept is None else prior_from_dict(intercept),
             tuple(float(c) for c in saved["centre"]),
             tuple((str(name), prior_from_dict(prior)) for name, prior in saved["extras"]),
-            tuple(GroupPrior.from_dict(prior) for prior in saved["groups"]),
+            tuple(map(PooledPrior.from_dict, saved.get("pooled", saved.get("groups")))),  # once
             tuple((str(n), tuple(map(float, at))) for n, at in saved.get("centres", ())),
         )
 
@@ -318,10 +318,10 @@ class ModelPriors:
 
     def _by_group(
         self, sds: Pytree, partials: Pytree
-    ) -> Iterator[tuple[GroupPrior, Pytree, Pytree]]:
+    ) -> Iterator[tuple[PooledPrior, Pytree, Pytree]]:
         """Yield each group with its entries of the log sds and of the partial correlations."""
         first, second = 0, 0
-        for group in self.groups:
+        for group in self.pooled:
             ends = first + len(group.sds), second + group.partials
             yield group, sds[first : ends[0]], partials[second : ends[1]]
             first, second = ends
@@ -337,7 +337,7 @@ class ModelPriors:
             value = prior.draw(rng, (number, *(q if name == "intercept" else ())))
             value = np.log(value) if is_of_exponential(name, prior) else value
             theta[name] = value - (beta @ np.array(centre) if centre else 0.0)
-        drawn = [group.draw(number, rng) for group in self.groups]
+        drawn = [group.draw(number, rng) for group in self.pooled]
         theta["beta"] = np.concatenate([beta, *(effects for *_, effects in drawn)], axis=-1)
         if drawn:
             theta[OWN] = {LOG_SD: np.concatenate([log_sd for log_sd, *_ in drawn], axis=1)}
@@ -361,24 +361,24 @@ class ModelPriors:
         own: dict[str, Pytree] = {}
         if self.horseshoes:
             own[HORSESHOE] = np.log([0.1 * h.scale for h in self.horseshoes])
-        if self.groups:
-            typical = [0.1 * prior.centre for group in self.groups for prior in group.sds]
+        if self.pooled:
+            typical = [0.1 * prior.centre for group in self.pooled for prior in group.sds]
             own[LOG_SD] = np.log(typical)
-        if any(group.partials for group in self.groups):
-            own[PARTIAL] = np.zeros(sum(group.partials for group in self.groups))
+        if any(group.partials for group in self.pooled):
+            own[PARTIAL] = np.zeros(sum(group.partials for group in self.pooled))
         return {OWN: own} if own else {}
 
     def labels(self) -> dict[str, tuple[tuple[str, ...], ...]]:
         """Names of the entries of the hyperparameters."""
         sds = self._sd_names
         named = {kind: tuple(n for k, n in sds if k == kind) for kind, _ in sds}
-        named["group_cor"] = tuple(n for group in self.groups for n in group.term.cor_names)
+        named["group_cor"] = tuple(n for group in self.pooled for n in group.term.cor_names)
         return {name: (entries,) for name, entries in named.items() if entries}
 
     @property
     def _sd_names(self) -> list[tuple[str, str]]:
         """Kind and label of each standard deviation, in the order of their logarithms."""
-        return [(group.term.kind, name) for group in self.groups for name in group.term.sd_names]
+        return [(group.term.kind, name) for group in self.pooled for name in group.term.sd_names]
 
     @property
     def _sd_places(self) -> dict[str, np.ndarray]:
@@ -416,7 +416,7 @@ class ModelPriors:
         own: dict[str, Pytree] = {}
         if "group_cor" in named:
             own[PARTIAL] = self._correlated(jnp.asarray(named.pop("group_cor")), partials_of)
-        if self.groups:
+        if self.pooled:
             places = self._sd_places
             sds = jnp.concatenate([jnp.asarray(named.pop(kind)) for kind in places])
             own[LOG_SD] = jnp.log(sds[np.argsort(np.concatenate(list(places.values())))])
@@ -481,7 +481,7 @@ class ModelPriors:
                 described[name] = str(Normal(*prior.numbers))
             else:
                 described[keys.get(name, name)] = f"{prior}{at_mean if centre else ''}"
-        for group in self.groups:
+        for group in self.pooled:
             pairs = zip(group.term.sd_keys, group.sds, strict=True)
             described |= {key: str(prior) for key, prior in pairs}
             if group.partials:
