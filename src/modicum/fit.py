@@ -259,6 +259,7 @@ def model_for(
     model = _model(family, encoding)
     changes: dict[str, Any] = {  # to fields of the family
         "modelled": _modelled(encoding),
+        "without_intercept": tuple(name for name, intercept in encoding.others if not intercept),
         "observed": model.partial_among(encoding.fields),
     }
     if priors is not None:
@@ -298,14 +299,14 @@ def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
 
 def _modelled(encoding: FormulaEncoding) -> tuple[str, ...]:
     """Return the parameters with formulas of their own; ``scale ~ 1`` is what they have anyway."""
-    for parameter, intercept in encoding.others:
-        if not intercept:
-            raise SettingError(
-                f"the formula of {parameter!r} has no intercept, and needs one: leave '0 +' out; "
-                "the first level of a factor is then the intercept's."
-            )
     explained = {name for name, *_ in encoding.layout.coding.predictors}
     explained |= {group.parameter for group in encoding.groups}
+    for parameter, intercept in encoding.others:
+        if not intercept and parameter not in explained:
+            raise SettingError(
+                f"the formula of {parameter!r} has neither a term nor an intercept, so that there "
+                "is nothing to fit: add a term, or leave '0 +' out."
+            )
     return tuple(name for name, _ in encoding.others if name in explained)
 
 

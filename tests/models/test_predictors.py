@@ -67,27 +67,31 @@ def test_sums_over_pairs_of_predictors(table):
 FLAT = dict.fromkeys(["common", "intercept", "scale.common", "scale.intercept"], mo.priors.Flat())
 
 
-def _log_scales(post, parameters):
+def _log_scales(post):
     """Mean and sd of the log scale of each level of a factor."""
-    draws = np.asarray(post["scale.intercept"])[..., None]
-    if parameters > 1:
-        draws = np.concatenate([draws, draws + np.asarray(post["scale.beta"])], axis=-1)
+    draws = np.asarray(post["scale.beta"])
+    if "scale.intercept" in post.draws:
+        first = np.asarray(post["scale.intercept"])[..., None]
+        draws = np.concatenate([first, first + draws], axis=-1)
     return draws.mean((0, 1)), draws.std((0, 1))
 
 
-def test_scales_of_levels_have_their_closed_form(table):
+@pytest.mark.parametrize("intercept", ["", "0 + "])
+def test_scales_of_levels_have_their_closed_form(table, intercept):
     """With flat priors and its own mean, the scale of a level has a known posterior."""
-    post = mo.fit(("y ~ f", "scale ~ f"), table, family="gaussian", priors=FLAT, **RUN)
-    assert list(post.summary().index)[3:] == [
-        "scale.beta[f[b]]",
-        "scale.beta[f[c]]",
-        "scale.intercept",
-    ]
+    rows = ["scale.beta[f[b]]", "scale.beta[f[c]]", "scale.intercept"]
+    rows = ["scale.beta[f[a]]", *rows[:2]] if intercept else rows
+    priors = {
+        key: prior for key, prior in FLAT.items() if not intercept or key != "scale.intercept"
+    }
+    formulas = ("y ~ f", f"scale ~ {intercept}f")
+    post = mo.fit(formulas, table, family="gaussian", priors=priors, **RUN)
+    assert list(post.summary().index)[3:] == rows
     by_level = table.groupby("f")["y"]
     half = (by_level.size().to_numpy() - 1) / 2
     squares = by_level.var().to_numpy() * half
     mean, sd = (np.log(squares) - psi(half)) / 2, np.sqrt(polygamma(1, half)) / 2
-    found, found_sd = _log_scales(post, 3)
+    found, found_sd = _log_scales(post)
     np.testing.assert_allclose(found, mean, atol=4 * sd.max() / np.sqrt(1000))
     np.testing.assert_allclose(found_sd, sd, rtol=0.12)
     assert np.ptp(mean) > 5 * sd.max()  # so that one scale for all levels would fail
@@ -155,7 +159,7 @@ def test_new_groups_vary_in_each_predictor():
         (("y ~ x", "scale ~ x"), mo.models.Gaussian(scale=1.0), "given as numbers"),
         (("y ~ x", "scale ~ x", "scale ~ f"), "gaussian", "a parameter twice"),
         (("y ~ x", "scale ~ f + offset(x)"), "gaussian", "only that of the outcome"),
-        (("y ~ x", "scale ~ 0 + f"), "gaussian", "leave '0 [+]' out"),
+        (("y ~ x", "scale ~ 0"), "gaussian", "neither a term nor an intercept"),
         (("y ~ x", "log(scale) ~ f"), "gaussian", "where a parameter of the family"),
         (("y ~ x", "scale ~ y"), "gaussian", "leaves nothing to explain"),
         (("y ~ x", 3), "gaussian", "must be text"),

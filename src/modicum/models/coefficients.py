@@ -106,6 +106,7 @@ class CoefficientPriors(BaseModel):
     resolved_priors: ModelPriors | None = None
     groups: str | GroupTerm | Sequence[str | GroupTerm] = ()
     modelled: tuple[str, ...] = ()
+    without_intercept: tuple[str, ...] = ()
     coding: Coding | None = None
     smooths: Sequence[SmoothTerm] = ()
     observed: tuple[str, ...] = ()
@@ -126,7 +127,8 @@ class CoefficientPriors(BaseModel):
                 object.__setattr__(self, name, kind.from_dict(value))
         object.__setattr__(self, "groups", tidy_groups(self.groups))
         object.__setattr__(self, "smooths", tidy_smooths(self.smooths))
-        object.__setattr__(self, "modelled", tuple(self.modelled))
+        for name in ("modelled", "without_intercept"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_modelled()
         self._check_priors()
 
@@ -150,7 +152,7 @@ class CoefficientPriors(BaseModel):
         """Refuse distributions of the wrong kind, and priors that are given twice."""
         scales = {"common": self.prior_scale, "intercept": self.intercept_scale}
         short = {"common": "prior_scale", "intercept": "intercept_scale"}
-        for name in self.extras:
+        for name in self.sampled_extras:
             key = self.extra_key(name)
             scales[key], short[key] = self.extra_scale(name), "scale_prior"
         positive = {k for term in self.pooled for k in (term.kind, term.key, *term.sd_keys)}
@@ -177,12 +179,19 @@ class CoefficientPriors(BaseModel):
         return self.priors or ()  # type: ignore[return-value]  # `__post_init__` made it one
 
     def __repr__(self) -> str:
-        late = ("groups", "smooths", "modelled", "priors", "resolved_priors", "coding", "observed")
+        late = ("groups", "smooths", "modelled", "without_intercept", "priors", "resolved_priors")
+        late += ("coding", "observed")
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
         settings |= {name: getattr(self, name) for name in late if getattr(self, name)}
         if self.priors:
             settings["priors"] = dict(self.prior_table)
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
+
+    @property
+    def sampled_extras(self) -> tuple[str, ...]:
+        """The extra parameters but for intercepts that formulas leave out, which are 0."""
+        left_out = self.without_intercept
+        return tuple(name for name in self.extras if parameter_of(name) not in left_out)
 
     @property
     def group_terms(self) -> tuple[GroupTerm, ...]:  # type: ignore[override]
@@ -220,10 +229,11 @@ class CoefficientPriors(BaseModel):
                 f"the default priors of {type(self).__name__} are in the units of the data, so "
                 "they need rows: use model.resolved(rows), or give the scales."
             )
+        extras = [(name, _about_zero(self.extra_scale(name))) for name in self.sampled_extras]
         return ModelPriors(
             self.scaled_priors(np.shape(theta["beta"])[-1]),
             _about_zero(self.intercept_scale) if self.intercept else None,
-            extras=tuple((name, _about_zero(self.extra_scale(name))) for name in self.extras),
+            extras=tuple(extras),
         )
 
     def scaled_priors(self, columns: int) -> tuple[Prior, ...]:
@@ -252,7 +262,7 @@ class CoefficientPriors(BaseModel):
         if priors is None:
             return {}
         names = [f"{before}beta[{column}]" for before, column in self.common_names(rows)]
-        return priors.describe(names, {name: self.extra_key(name) for name in self.extras})
+        return priors.describe(names, {name: self.extra_key(name) for name in self.sampled_extras})
 
     def common_names(self, rows: Rows) -> list[tuple[str, str]]:
         """Return the prefix of its predictor ("scale.") and the name of each common column."""
@@ -309,7 +319,7 @@ class CoefficientPriors(BaseModel):
         by_data |= self.intercept and self.intercept_scale is None and "intercept" not in by_key
         return by_data or any(
             self.extra_scale(name) is None and self.extra_key(name) not in by_key
-            for name in self.extras
+            for name in self.sampled_extras
         )
 
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
@@ -354,7 +364,8 @@ class CoefficientPriors(BaseModel):
     def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
         """Keys that a prior may have, besides columns and their terms, with these group terms."""
         keys = ["common", *(["intercept"] if self.intercept else [])]
-        keys += [*map(self.extra_key, self.extras), *(f"{name}.common" for name in self.modelled)]
+        keys += map(self.extra_key, self.sampled_extras)
+        keys += [f"{name}.common" for name in self.modelled]
         keys += ["group_sd", "group_cor"] if terms else []
         keys += ["smooth_sd"] if self.smooths else []
         return keys + [k for term in (*terms, *self.smooths) for k in (term.key, *term.sd_keys)]
@@ -441,7 +452,7 @@ class _Choice:
         """Return the priors with all scales fixed."""
         model, given = self.model, self.given
         extras, centres = [], []
-        for name in model.extras:
+        for name in model.sampled_extras:
             scale, parameter = model.extra_scale(name), parameter_of(name)
             prior = given.get(model.extra_key(name))
             if prior is None:
@@ -544,12 +555,15 @@ class _Choice:
     def scales(self) -> np.ndarray:
         """2.5 units of the predictor per unit of column j: its sd, or two levels' difference.
 
-        The unit is that of the outcome, and 1 for the logarithm or logit of another parameter.
+        The unit is that of the outcome, and 1 for the logarithm or logit of another parameter; or
+        more without an intercept: 2.5 units then reach the parameter itself.
         """
-        scales = self.scales_in(self.model.outcome_unit(self.data))
-        other = np.zeros(len(scales), bool)
-        other[: len(self.owners)] = self.owners != ""
-        return np.where(other, self.scales_in(1.0), scales)
+        model, scales = self.model, self.scales_in(self.model.outcome_unit(self.data))
+        for name in model.extras:
+            reach = 0.0 if name in model.sampled_extras else model.extra_prior(name, self.data).mean
+            own = np.flatnonzero(self.owners == parameter_of(name))
+            scales[own] = self.scales_in(float(np.hypot(1.0, reach / 2.5)))[own]
+        return scales
 
     def scales_in(self, unit: float) -> np.ndarray:
         """2.5 of these units per unit of each column.

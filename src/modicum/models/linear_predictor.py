@@ -74,6 +74,8 @@ class LinearPredictorModel(CoefficientPriors):
         correlations has the key "group_cor".
     modelled
         Parameters of the family, such as "scale", with formulas of their own; set by `mo.fit`.
+    without_intercept
+        Those of them whose formulas have no intercept; set by `mo.fit`.
     coding
         How the codes of the rows map to columns; set by `resolved`, not by users.
     smooths
@@ -299,7 +301,7 @@ class LinearPredictorModel(CoefficientPriors):
             first = theta["intercept"] if self.intercept else 0.0
             first = first + jnp.asarray(batch.get("offset", 0.0))
             eta = self.matrix(batch) @ own
-            at_zero = [first, *(theta[name] for name in self.extras)]
+            at_zero = [first, *(theta.get(name, 0.0) for name in self.extras)]
             return eta + jnp.stack([jnp.broadcast_to(x, len(eta)) for x in at_zero], axis=1)
         eta = self.linear(theta, batch)
         eta = eta[:, None] if eta.ndim == 1 else eta
@@ -312,6 +314,11 @@ class LinearPredictorModel(CoefficientPriors):
         assert self.coding is not None
         names = ["", *map(parameter_of, self.extras)]
         return np.array(self.coding.parameters) == np.array(names)[:, None]
+
+    @property
+    def intercepts(self) -> np.ndarray:
+        """Which predictors have an intercept, (1 + extras,)."""
+        return np.array([self.intercept, *(name in self.sampled_extras for name in self.extras)])
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """f at the predictors of each row."""
@@ -423,7 +430,7 @@ class LinearPredictorModel(CoefficientPriors):
         theta = {"beta": np.zeros((*([q] if q else []), self._columns(rows)))}
         if self.intercept:
             theta["intercept"] = np.zeros(q) if q else np.zeros(())
-        theta |= {name: np.zeros(()) for name in self.extras}
+        theta |= {name: np.zeros(()) for name in self.sampled_extras}
         priors = self.resolved_priors
         if priors is None:
             return theta
@@ -446,7 +453,7 @@ class LinearPredictorModel(CoefficientPriors):
         """
         rest = {name: leaf for name, leaf in theta.items() if name != OWN}
         named = self.split_effects(super().report(rest)) | self.report_own(theta)
-        for extra in self.extras:
+        for extra in self.sampled_extras:
             coordinate, name = coordinate_of(extra)
             if name in self.modelled:
                 named[f"{name}.intercept"] = named.pop(extra)
@@ -492,7 +499,7 @@ class LinearPredictorModel(CoefficientPriors):
         if names:
             parts = [theta["beta"], *(theta.pop(name) for name in names)]
             theta["beta"] = jnp.concatenate([jnp.asarray(part) for part in parts])
-        for extra in self.extras:
+        for extra in self.sampled_extras:
             coordinate, name = coordinate_of(extra)
             if name in self.modelled:
                 theta[extra] = theta.pop(f"{name}.intercept")

@@ -175,8 +175,7 @@ def _by_predictor(
     matrix, count = matrix.with_ones(), f1.shape[1]
     # As if all columns entered all predictors; of these, each column has one.
     grid = np.arange(count * matrix.columns).reshape(count, -1)
-    intercepts = grid[:, -1] if model.intercept else grid[1:, -1]
-    order = np.concatenate([grid[:, :-1].T[model.entering.T], intercepts])
+    order = np.concatenate([grid[:, :-1].T[model.entering.T], grid[model.intercepts, -1]])
     gradient = matrix.rmatvec(f1).T.ravel()
     return gradient[order], _blocks(matrix, f2, count)[order][:, order]
 

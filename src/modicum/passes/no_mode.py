@@ -166,7 +166,10 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     model, rows = _family_and_rows(sums)
     if not isinstance(model, ScaleFamily) or not model.extras:
         return
-    scale = float(np.exp(sums.target.unravel(point)["log_scale"]))
+    theta = sums.target.unravel(point)
+    # without an intercept, coefficients of levels are the logarithms of their scales
+    log_scale = theta["log_scale"] if "log_scale" in theta else theta["beta"][model.entering[1]]
+    scale = float(np.exp(np.min(log_scale)))
     first = rows.slice(0, min(len(rows), FIRST_ROWS))
     y = np.asarray(first["y"], float)
     size, spread = float(np.sqrt(np.mean(y**2))) or 1.0, _spread(first)
