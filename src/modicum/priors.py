@@ -19,11 +19,11 @@ from modicum.arguments import names_checked
 from modicum.errors import SettingError
 from modicum.fit import Table, model_for, one_text
 from modicum.models import LinearPredictorModel, Target
+from modicum.models import priors as distributions
 from modicum.models.families import family_named
 from modicum.models.multilevel import HoldEffects
-from modicum.models.priors import distributions
-from modicum.models.priors.distributions import *  # noqa: F403 - the names in its `__all__`
-from modicum.models.priors.distributions import Prior
+from modicum.models.priors import *  # noqa: F403 - the names in its `__all__`
+from modicum.models.priors import Prior
 from modicum.models.target import check_model_and_rows
 from modicum.rows import Rows
 from modicum.rows.reading import Missing, read_formula

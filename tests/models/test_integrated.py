@@ -22,7 +22,7 @@ from modicum.ledger import Ledger
 from modicum.methods.whole_groups import quadrature_doubts
 from modicum.models import FAMILIES, IntegratedEffects, Target, integrated
 from modicum.models.model import unflattened
-from modicum.models.priors import OWN
+from modicum.models.priors.resolved import OWN
 from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
 from modicum.passes.integrated_groups import draw_effects
 from modicum.passes.sums import _hessian_sum

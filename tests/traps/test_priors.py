@@ -27,7 +27,9 @@ from modicum.ledger import Ledger
 from modicum.methods.ecs import paper_schedule
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor, rebuild
-from modicum.models.priors import LogNormal, Normal, moments, prior_warnings
+from modicum.models.priors import LogNormal, Normal
+from modicum.models.priors.resolved import prior_warnings
+from modicum.models.priors.units import moments
 from modicum.passes import anchor_at_mode, find_mode
 from modicum.rows import ingest
 from modicum.runtime import in_double_precision

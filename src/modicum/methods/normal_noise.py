@@ -20,7 +20,7 @@ from modicum.methods.given_scales import Noise, Pooled, in_layout
 from modicum.methods.method import Task
 from modicum.methods.nested_draws import STEP, ScaleDensity, find_mode, pools_all_scales
 from modicum.models import Target
-from modicum.models.priors import prior_warnings
+from modicum.models.priors.resolved import prior_warnings
 from modicum.models.target import NormalPrior
 from modicum.passes.anchor import prior_decides, with_causes
 from modicum.passes.hyperparameters import group_notes

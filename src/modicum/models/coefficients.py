@@ -18,22 +18,20 @@ import numpy as np
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.models.constraints import Constraint, interval, positive, real
 from modicum.models.model import BaseModel, Params
-from modicum.models.priors import (
+from modicum.models.priors.distributions import (
     LKJ,
-    OWN,
     Exponential,
     HalfNormal,
     Horseshoe,
     LogNormal,
-    ModelPriors,
-    Moments,
     Normal,
-    PooledPrior,
     Prior,
     is_positive,
-    moments,
 )
 from modicum.models.priors.resolved import (
+    OWN,
+    ModelPriors,
+    PooledPrior,
     PriorTable,
     column_in_summary,
     columns_of,
@@ -43,7 +41,7 @@ from modicum.models.priors.resolved import (
     require_support,
     tidy_priors,
 )
-from modicum.models.priors.units import columns_with_moments, with_slopes_by_level
+from modicum.models.priors.units import Moments, columns_with_moments, moments, with_slopes_by_level
 from modicum.models.terms import (
     INTERCEPT,
     GroupTerm,

@@ -36,7 +36,7 @@ from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, log_sum
 from modicum.models.covariances import Covariance, inverse, lower_factor
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, Params, unflattened
-from modicum.models.priors import OWN
+from modicum.models.priors.resolved import OWN
 from modicum.rows.grouped_rows import GroupedRows, NodePlaces
 
 BLOCK = 4096  # rows evaluated together at all nodes, which about fit in a core's cache

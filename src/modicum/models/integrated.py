@@ -18,17 +18,10 @@ from modicum.models.families import Cloglog, Logistic, Probit
 from modicum.models.integrals import GroupIntegrals
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, EffectScale, Labels, Params
-from modicum.models.priors import (
-    LKJ,
-    OWN,
-    HalfNormal,
-    ModelPriors,
-    PooledPrior,
-    is_positive,
-    moments,
-)
+from modicum.models.priors.distributions import LKJ, HalfNormal, is_positive
 from modicum.models.priors.exact import log_hyper_density
-from modicum.models.priors.units import columns_with_moments
+from modicum.models.priors.resolved import OWN, ModelPriors, PooledPrior
+from modicum.models.priors.units import columns_with_moments, moments
 from modicum.models.terms import (
     INTERCEPT,
     GroupTerm,

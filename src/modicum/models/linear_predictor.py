@@ -32,7 +32,7 @@ from modicum.models.partial_outcomes import (
     draw_within,
     log_density_of_part,
 )
-from modicum.models.priors import OWN
+from modicum.models.priors.resolved import OWN
 from modicum.models.separation import find_silent_counts
 from modicum.models.terms import check_groups, common_columns
 from modicum.rows import Rows

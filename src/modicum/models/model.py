@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
-from modicum.models.priors import ModelPriors
+from modicum.models.priors.resolved import ModelPriors
 from modicum.models.terms import GroupTerm
 from modicum.models.tracing import Trace, trace_of
 from modicum.random import typed

@@ -17,7 +17,7 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError, suggestion, whole_number
 from modicum.models.model import BaseModel, Batch, Params, named_leaves
 from modicum.models.outcome_checks import check_outcomes, class_fault, count_classes, outcome_range
-from modicum.models.priors import is_positive
+from modicum.models.priors.distributions import is_positive
 from modicum.models.tracing import explained, uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows

@@ -20,8 +20,9 @@ from modicum.linalg.arrow import ArrowLayout, arrow_layout
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves, unflattened
-from modicum.models.priors import Horseshoe, ModelPriors
+from modicum.models.priors import Horseshoe
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
+from modicum.models.priors.resolved import ModelPriors
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
 from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit

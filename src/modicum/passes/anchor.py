@@ -15,7 +15,7 @@ from modicum.errors import ConvergenceError, ModicumWarning, NoModeError, NoNois
 from modicum.linalg.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.model import DENSE_LIMIT
-from modicum.models.priors import prior_warnings
+from modicum.models.priors.resolved import prior_warnings
 from modicum.passes.curvature import Curvature, curvature, flat_prior, whitening, whitening_factor
 from modicum.passes.hyperparameters import group_notes, settle, with_scale_widths
 from modicum.passes.mode import (

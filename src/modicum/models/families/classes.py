@@ -17,7 +17,7 @@ from modicum.models.families.links import LINKS, bounded_exp, require_link
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.outcome_checks import class_fault, class_names, count_classes
-from modicum.models.priors import Moments
+from modicum.models.priors.units import Moments
 from modicum.models.separation import find_ordinal_separation, find_separation
 from modicum.rows import Rows
 from modicum.runtime import Array

@@ -25,7 +25,7 @@ from modicum.models.families.links import (
 from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import BaseModel, Batch
 from modicum.models.outcome_checks import count_fault, rate_fault
-from modicum.models.priors import Moments
+from modicum.models.priors.units import Moments
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,7 +17,8 @@ from modicum.errors import DataError, ModicumWarning
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, Params
 from modicum.models.outcome_checks import refuse_constant
-from modicum.models.priors import Moments, Normal
+from modicum.models.priors import Normal
+from modicum.models.priors.units import Moments
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows
 

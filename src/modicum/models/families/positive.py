@@ -32,7 +32,8 @@ from modicum.models.families.links import (
 from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import positive_fault, time_fault
-from modicum.models.priors import Moments, Normal
+from modicum.models.priors import Normal
+from modicum.models.priors.units import Moments
 
 
 @dataclass(frozen=True, repr=False)

@@ -34,7 +34,7 @@ from modicum.models.outcome_checks import (
     count_fault,
     share_fault,
 )
-from modicum.models.priors import Moments
+from modicum.models.priors.units import Moments
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
 

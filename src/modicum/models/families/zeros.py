@@ -31,7 +31,8 @@ from modicum.models.families.links import (
 from modicum.models.families.positive import Gamma, Lognormal
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import count_fault, from_zero_fault
-from modicum.models.priors import Moments, Normal
+from modicum.models.priors import Normal
+from modicum.models.priors.units import Moments
 
 
 @dataclass(frozen=True, repr=False)

@@ -27,20 +27,6 @@ from modicum.arrays import HALF_LOG_2PI, log_gamma_of, namespace
 from modicum.errors import SettingError, is_number
 from modicum.runtime import Array
 
-__all__ = [  # in `mo.priors`
-    "LKJ",
-    "Exponential",
-    "Flat",
-    "Gamma",
-    "HalfCauchy",
-    "HalfNormal",
-    "Horseshoe",
-    "Laplace",
-    "LogNormal",
-    "Normal",
-    "Prior",
-    "StudentT",
-]
 Support = Literal["real", "positive", "correlation"]
 FAR_QUANTILE = 0.99865  # three standard deviations above the mean of a normal
 
