@@ -63,7 +63,7 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 }
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
-    "LinearPredictorModel": 36,
+    "LinearPredictorModel": 35,
     "IntegratedEffects": 14,
     "Rows": 22,
     "GroupedRows": 1,
