@@ -177,8 +177,8 @@ class CoefficientPriors(BaseModel):
         return self.priors or ()  # type: ignore[return-value]  # `__post_init__` made it one
 
     def __repr__(self) -> str:
-        late = ("groups", "smooths", "modelled", "without_intercept", "priors", "resolved_priors")
-        late += ("coding", "observed")
+        late = ["groups", "smooths", "modelled", "without_intercept", "priors", "resolved_priors"]
+        late += ["coding", "observed"]
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
         settings |= {name: getattr(self, name) for name in late if getattr(self, name)}
         if self.priors:
