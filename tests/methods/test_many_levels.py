@@ -67,7 +67,7 @@ def test_products_with_the_factor_are_right_and_a_broken_border_is_noticed(both)
     whole = np.column_stack([F @ unit for unit in np.eye(len(z))])
     assert np.allclose(F.T @ z, whole.T @ z)
     assert np.allclose(F.whitened(F @ z), z)
-    assert np.allclose(F.times(np.stack([z, -z])), np.stack([z, -z]) @ whole.T)
+    assert np.allclose(F @ np.stack([z, -z]).T, whole @ np.stack([z, -z]).T)
     precision = np.linalg.inv(whole @ whole.T)
     blocks, cross, corner = _parts(precision, F)
 
