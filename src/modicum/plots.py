@@ -9,14 +9,14 @@ import numpy as np
 
 from modicum.errors import SettingError, whole_number
 from modicum.posterior import Posterior, group_effects
-from modicum.posterior.draws import (
+from modicum.posterior.exactness import residual_sizes
+from modicum.posterior.fit_rows import RowsLike
+from modicum.posterior.fitted import (
     check_interval,
     require_finite,
     require_positive_sum,
     weights_of,
 )
-from modicum.posterior.exactness import residual_sizes
-from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.group_effects import terms_of
 from modicum.posterior.marginal import by_class
 from modicum.posterior.ppc import new_axes, pyplot, survival_table

@@ -29,8 +29,7 @@ from modicum.models.model import DENSE_LIMIT, Params
 from modicum.models.target import check_model_and_rows
 from modicum.passes import EngineChoice, Starts, Sums, engine_for
 from modicum.posterior import Posterior
-from modicum.posterior.draws import scalar_names, tidy_labels
-from modicum.posterior.fitted import Rerun
+from modicum.posterior.fitted import Rerun, scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
 from modicum.results import WITHOUT_TABLE, Finished, Origin, posterior_of

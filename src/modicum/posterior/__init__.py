@@ -1,10 +1,11 @@
 """The result of a run: summaries of (weighted) draws, prediction, checks, storage, ArviZ."""
 
 from modicum.posterior.comparison import average_predictions, compare
-from modicum.posterior.doubts import Warnings, convergence_warnings
+from modicum.posterior.doubts import convergence_warnings
 from modicum.posterior.evidence import Evidence
 from modicum.posterior.exactness import SteinDiscrepancy
 from modicum.posterior.fit_rows import FitRows
+from modicum.posterior.fitted import Warnings
 from modicum.posterior.posterior import Posterior
 from modicum.posterior.ppc import PredictiveCheck
 from modicum.posterior.predict import Prediction

@@ -12,9 +12,8 @@ import numpy as np
 from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.files import require_writable, whole_file
 from modicum.models.over_draws import log_priors, prior_draws
-from modicum.posterior.draws import named_axes
 from modicum.posterior.fit_rows import AlignedRows
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, named_axes
 from modicum.posterior.outcomes import (
     OutcomeDraws,
     density_pieces,

@@ -9,7 +9,7 @@ import numpy as np
 from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.convergence import finite_and_moving
 from modicum.errors import ModicumWarning
-from modicum.posterior.draws import LabelsLike, evenly_spaced, scalar_names, tidy_labels
+from modicum.posterior.fitted import LabelsLike, evenly_spaced, scalar_names, tidy_labels
 from modicum.posterior.weighted import diagnose, influence, kish_share, weighted_mcse
 
 LARGEST_R_HAT = 1.01
@@ -17,24 +17,6 @@ SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves 
 EACH_ITS_MODE = "leave a single mode: the chains sit in different ones, however many the draws"
 FEWEST_DRAWS = 20  # per chain; with fewer, R-hat and ESS say nothing
 MOST_CHAINS, MOST_SCALARS = 64, 500  # of more, evenly spaced ones are checked, to be quick
-
-
-class Warnings(list[ModicumWarning]):
-    """Warnings as a list that prints as sentences, one per line.
-
-    Examples
-    --------
-    >>> doubts = Warnings([ModicumWarning("r-hat", "the chains disagree", "draw more")])
-    >>> doubts
-    the chains disagree; draw more.
-    >>> doubts == [ModicumWarning("r-hat", "the chains disagree", "draw more")]
-    True
-    >>> Warnings()
-    no warnings
-    """
-
-    def __repr__(self) -> str:
-        return "\n".join(map(str, self)) or "no warnings"
 
 
 def convergence_warnings(

@@ -28,10 +28,9 @@ from modicum.models.covariances import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Sums
 from modicum.passes.curvature import Curvature, curvature
-from modicum.posterior.draws import require_positive_sum, thinned
 from modicum.posterior.exactness import WORST_TAIL
 from modicum.posterior.fit_rows import RowsLike
-from modicum.posterior.fitted import FittedDraws, sums_at
+from modicum.posterior.fitted import FittedDraws, require_positive_sum, sums_at, thinned
 from modicum.random import Stream, generator
 
 NOISY = 0.5  # variance of log-weights, due to few draws, above which a covariance is not used

@@ -34,17 +34,18 @@ from modicum.ledger import Ledger
 from modicum.models.over_draws import log_priors
 from modicum.passes.pointwise import log_likelihoods
 from modicum.passes.pointwise import scores as log_posterior_scores
-from modicum.posterior.doubts import Warnings
-from modicum.posterior.draws import (
+from modicum.posterior.fit_rows import RowsLike
+from modicum.posterior.fitted import (
+    FittedDraws,
+    Warnings,
     evenly_spaced,
     named_axes,
     require_finite,
     require_positive,
     resample,
+    sums_at,
     thinned,
 )
-from modicum.posterior.fit_rows import RowsLike
-from modicum.posterior.fitted import FittedDraws, sums_at
 from modicum.posterior.population import random_rows
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows

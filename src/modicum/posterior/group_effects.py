@@ -18,9 +18,9 @@ outcomes are all equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +39,15 @@ from modicum.models.model import Batch
 from modicum.models.terms import effect_columns
 from modicum.passes import LocalEngine, units_of
 from modicum.passes.integrated_groups import draw_effects, effect_moments
-from modicum.posterior.draws import Draws, affordable, check_interval, thinned, weights_of
 from modicum.posterior.fit_rows import RowsLike
-from modicum.posterior.fitted import FittedDraws, flat_points
+from modicum.posterior.fitted import (
+    FittedDraws,
+    affordable,
+    check_interval,
+    flat_points,
+    thinned,
+    weights_of,
+)
 from modicum.posterior.smooth_curves import smooth_table, smooths_of
 from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import (
@@ -403,7 +409,7 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
 
 
 def _group_variances(
-    source: Draws, terms: Sequence[GroupTerm], rows: Rows | None
+    source: FittedDraws, terms: Sequence[GroupTerm], rows: Rows | None
 ) -> dict[str, np.ndarray]:
     """Return the variance that the effects of each factor add to a predictor, (chain, draw)."""
     sds = source.draws["group_sd"]
@@ -501,9 +507,9 @@ def shrinkage(
     (entries,) = post.labels["group_sd"]
     assert entries is not None
     sd = float(post.quantile("group_sd", 0.5)[entries.index(effect)])
-    lines = lines.iloc[places]
-    selection = (group, effect, list(lines.index), pooled, sd)
-    return Shrinkage(lines, unpooled_effects(post, rows, *selection), sd)
+    lines, k = lines.iloc[places], names.index(effect)
+    raw = _unpooled_effects(post, rows, group, k, lines.index, pooled, sd)
+    return Shrinkage(lines, raw, sd)
 
 
 def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -514,38 +520,25 @@ def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 @in_double_precision
-def unpooled_effects(
+def _unpooled_effects(
     post: FittedDraws,
     rows: Rows,
     group: str,
-    effect: str,
-    levels: Sequence[object],
+    k: int,
+    levels: pd.Index[Any],
     pooled: np.ndarray,
     sd: float,
 ) -> np.ndarray:
-    """Return the effects of some levels that best fit their own rows; infinite if none does.
+    """Return the k-th effects of some levels that best fit their own rows; infinite if none does.
 
-    Parameters
-    ----------
-    post, rows
-        The fit, and its rows.
-    group, effect
-        The factor, and which of its effects, named as in `Posterior.effects`.
-    levels
-        Levels of the factor.
-    pooled
-        Posterior means of all effects of these levels, (levels, effects), at which the other
-        effects are held.
-    sd
-        Standard deviation of the effects in the population, the unit of steps.
+    The other effects are held at their posterior means, `pooled` (levels, effects); steps have the
+    unit `sd`.
     """
     model = post.fitted_model()
     family = model.row_model
     assert isinstance(family, LinearPredictorModel)
-    k = effect_names(model, group).index(effect)
     batch, which = _rows_with_codes(rows, group, _level_codes(model, rows, group, levels))
-    weights = weights_of(post)
-    named = {name: weighted_mean(x, weights) for name, x in post.draws.items()}
+    named = {name: post.mean(name) for name in post.draws}
     predict = jax.jit(lambda named, batch: family.predictor_vector(model.restore(named), batch))
     predictors = np.array(predict(named, batch))
     x = np.asarray(batch.get("x", np.empty((len(which), 0))))
@@ -560,7 +553,7 @@ def unpooled_effects(
     return np.asarray(_level_modes(family.without_priors(), *arguments, pooled[:, k], sd))
 
 
-def _level_codes(model: BaseModel, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:
+def _level_codes(model: BaseModel, rows: Rows, group: str, levels: Iterable[object]) -> np.ndarray:
     """Return the values of the group field that stand for these levels."""
     if model.integrated_group == group:
         groups = groups_of(rows, group)

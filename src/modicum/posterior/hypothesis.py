@@ -17,8 +17,7 @@ import numpy as np
 
 from modicum.arguments import names_checked
 from modicum.errors import SettingError, UnknownNameError
-from modicum.posterior.draws import check_interval, require_positive_sum
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, check_interval, require_positive_sum
 from modicum.posterior.summary import interval_columns, summary
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows.checks import names_like

@@ -46,10 +46,9 @@ from modicum.models.model import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums
 from modicum.passes.curvature import curvature
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
-from modicum.posterior.draws import Draws, evenly_spaced, thinned
 from modicum.posterior.evidence import NormalProposal, average, log_joint
 from modicum.posterior.fit_rows import RowsLike
-from modicum.posterior.fitted import FittedDraws, sums_at
+from modicum.posterior.fitted import FittedDraws, evenly_spaced, sums_at, thinned
 from modicum.posterior.group_effects import group_levels
 from modicum.posterior.weighted import kish_share
 from modicum.random import Stream, generator
@@ -476,7 +475,7 @@ def _prepare(
     return _Prepared(sums, points, log_weight, sign, efficiency, order, called)
 
 
-def _efficiency(source: Draws, count: int) -> float:
+def _efficiency(source: FittedDraws, count: int) -> float:
     """Return effective over actual draws, averaged over parameters as in ArviZ."""
     if source.chains == 1:
         return 1.0

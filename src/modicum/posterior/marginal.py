@@ -21,9 +21,8 @@ from scipy.special import ndtr, ndtri
 from modicum.errors import SettingError, whole_number
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import length_of
-from modicum.posterior.draws import check_interval
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, check_interval
 from modicum.posterior.outcomes import CHUNK_BYTES, OutcomeDraws, with_groups
 from modicum.posterior.population import Population, population
 from modicum.posterior.summary import interval_table

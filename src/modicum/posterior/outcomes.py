@@ -22,9 +22,8 @@ from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import ModelPredictor, length_of, prior_draws
 from modicum.models.partial_outcomes import KNOWN_NOISE
 from modicum.passes.integrated_groups import STEPS
-from modicum.posterior.draws import affordable, equal_draws, thinned
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, affordable, equal_draws, thinned
 from modicum.posterior.group_effects import effect_draws, group_names, groups_of
 from modicum.random import Stream, generator
 from modicum.rows.formula import NewLevels

@@ -17,11 +17,10 @@ from modicum.models.own import Model
 from modicum.posterior import archive
 from modicum.posterior.archive import save
 from modicum.posterior.datatree import to_datatree, to_netcdf, weight_name
-from modicum.posterior.draws import resample
 from modicum.posterior.evidence import log_evidence
 from modicum.posterior.exactness import correct, sensitivity, stein_discrepancy
 from modicum.posterior.fit_rows import RowsLike
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, resample
 from modicum.posterior.group_effects import effects, icc
 from modicum.posterior.hypothesis import hypothesis
 from modicum.posterior.loo import loo

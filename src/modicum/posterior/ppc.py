@@ -17,9 +17,8 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.models import BaseModel
-from modicum.posterior.draws import check_interval, evenly_spaced
 from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, check_interval, evenly_spaced
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, outcome_draws, outcomes
 from modicum.posterior.population import (
     column_values,
@@ -273,29 +272,34 @@ def _compared(
     `mass` is the weight of each row's outcome.
     """
     model = source.predictor.model
-    _require_draws(source.weights.size, prob)
+    number, fewest = source.weights.size, ceil(1 / (1 - prob) - 1e-9)
+    if number < fewest:
+        raise SettingError(
+            f"intervals of {prob:.0%} need at least {fewest} predictive draws, and there "
+            f"{'is' if number == 1 else 'are'} {number}."
+        )
     fields = rows.rows.slice(0, len(rows.rows))
     y = np.asarray(fields[model.outcome_field], float)
     _require_comparable(y, {name: fields[name] for name in model.row_model.observed})
     natural = _natural_kind(model, source, rows, y)
     kind: Kind = natural if by is None else "residuals"
-    bin_of_row, at = (np.zeros(len(y), int), np.zeros(1)) if by is None else _bins(by[1], bins)
-    calibrated = kind == "calibration"
-    by_probability = _by_probability(source, bins) if calibrated else None
-    count = bins if calibrated else len(at)
-    edges = np.empty(0) if calibrated or by is not None else _edges(kind, y)
+    edges = _edges(kind, y) if kind in ("classes", "counts", "ecdf") else np.empty(0)
     classes = int(y.max()) + 1 if kind == "residuals" and natural == "classes" else 0
-    summed = _sums_of(kind, count, edges, classes)
-    total, in_bins, first = np.zeros(()), np.zeros((2, count)), 0
-    for batch, drawn in outcomes(source, rows, seed):
+    bin_of_row, at = np.zeros(len(y), int), np.arange(bins)
+    if kind == "calibration":
+        bin_of_row = _bins_of_chances(source, rows, bins)
+    elif by is not None:
+        bin_of_row, at = _bins(by[1], bins)
+    total, first = np.zeros(()), 0
+    for _, drawn in outcomes(source, rows, seed):
         part = slice(first, first + drawn.shape[1])
-        place = bin_of_row[part] if by_probability is None else by_probability(batch)
-        in_bins += [np.bincount(place, w, minlength=count) for w in (None, mass[part])]
-        total = total + np.stack([summed(place, x, mass[part]) for x in (y[part], *drawn)])
+        summed = _sums_of(kind, edges, classes, bin_of_row[part], mass[part], len(at))
+        total = total + np.stack([summed(x) for x in (y[part], *drawn)])
         first = part.stop
     if len(edges):
         table = _value_table(kind, edges, total, prob, source.weights)
     else:
+        in_bins = np.stack([np.bincount(bin_of_row, w, len(at)) for w in (None, mass)])
         table = _row_table(total, in_bins, classes, prob, source.weights)
     if by is not None:
         table = table.assign(at=at[table.index])
@@ -304,17 +308,7 @@ def _compared(
     if natural == "classes":
         table = _with_class_names(table, class_names)
     name = "" if by is None else by[0]
-    return PredictiveCheck(kind, table, name, len(rows.rows), source.weights.size, prob)
-
-
-def _require_draws(number: int, prob: float) -> None:
-    """Refuse too few draws to estimate the ends of an interval."""
-    fewest = ceil(1 / (1 - prob) - 1e-9)
-    if number < fewest:
-        raise SettingError(
-            f"intervals of {prob:.0%} need at least {fewest} predictive draws, and there "
-            f"{'is' if number == 1 else 'are'} {number}."
-        )
+    return PredictiveCheck(kind, table, name, len(rows.rows), number, prob)
 
 
 def _require_comparable(y: np.ndarray, fields: Batch) -> None:
@@ -388,32 +382,27 @@ def _bins(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
     return places, np.divide(total, count, out=np.zeros(len(count)), where=count > 0)
 
 
-Sums = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""Maps the bin, the outcome and the weight of each row of a batch to sums in bins."""
+def _bins_of_chances(source: OutcomeDraws, rows: AlignedRows, bins: int) -> np.ndarray:
+    """Bin rows by their mean probability of a one, as many rows in each bin."""
+    pieces = in_pieces(rows, source.weights.size, lambda b: source.predictor(source.draws, b))
+    chance = np.concatenate([weighted_mean(x[None], source.weights) for _, x in pieces])
+    edges = np.quantile(chance, np.linspace(0, 1, bins + 1)[1:-1])
+    return np.searchsorted(edges, chance, side="right")
 
 
-def _by_probability(source: OutcomeDraws, bins: int) -> Callable[[Batch], np.ndarray]:
-    """Bin rows by their mean probability of a one; the first batch, a random one, sets edges."""
-    edges: np.ndarray | None = None
+def _sums_of(
+    kind: Kind, edges: np.ndarray, classes: int, place: np.ndarray, mass: np.ndarray, bins: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what is added up: outcomes in bins of values, or of rows; or classes in these.
 
-    def places(batch: Batch) -> np.ndarray:
-        nonlocal edges
-        chance = weighted_mean(source.predictor(source.draws, batch)[None], source.weights)
-        if edges is None:
-            edges = np.quantile(chance, np.linspace(0, 1, bins + 1)[1:-1])
-        return np.searchsorted(edges, chance, side="right")
+    `place` and `mass` are the bin and the weight of each row.
+    """
 
-    return places
-
-
-def _sums_of(kind: Kind, bins: int, edges: np.ndarray, classes: int) -> Sums:
-    """Return what is added up: outcomes in bins of values, or of rows; or classes in these."""
-
-    def summed(place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    def summed(outcome: np.ndarray) -> np.ndarray:
         if len(edges):
             # bin = number of edges below the value; "right" also counts an edge equal to it
-            place = np.searchsorted(edges, outcome, side="left" if kind == "ecdf" else "right")
-            return np.bincount(place, mass, minlength=len(edges) + 1)
+            cell = np.searchsorted(edges, outcome, side="left" if kind == "ecdf" else "right")
+            return np.bincount(cell, mass, minlength=len(edges) + 1)
         if not classes:
             return np.bincount(place, mass * outcome, minlength=bins)
         is_class = outcome < classes  # classes that were never observed are not tabulated

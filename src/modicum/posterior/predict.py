@@ -13,9 +13,8 @@ from modicum.arguments import names_checked
 from modicum.errors import ModicumWarning, SettingError, is_number, warn
 from modicum.models import BaseModel
 from modicum.models.over_draws import ModelPredictor, length_of
-from modicum.posterior.draws import affordable, check_interval, thinned
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, affordable, check_interval, thinned
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, with_groups
 from modicum.posterior.weighted import (
     are_equal,
@@ -257,16 +256,11 @@ def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
     bad = ~np.isfinite(mean).all(axis=tuple(range(1, mean.ndim)))
     if not bad.any():
         return
+    reason = f"the first is row {int(np.argmax(bad))}"
+    remedy = "look for draws that are not finite and for rows far from those of the fit"
     if not weights.sum() > 0:
-        reason, remedy = (
-            "the weights of the draws used do not add up to more than 0",
-            ("predict with more draws, or sample again with signs that cancel less"),
-        )
-    else:
-        reason, remedy = (
-            f"the first is row {int(np.argmax(bad))}",
-            ("look for draws that are not finite and for rows far from those of the fit"),
-        )
+        reason = "the weights of the draws used do not add up to more than 0"
+        remedy = "predict with more draws, or sample again with signs that cancel less"
     warn(
         ModicumWarning(
             "not-finite",

@@ -15,9 +15,8 @@ import numpy as np
 
 from modicum.arguments import names_checked
 from modicum.errors import DataError, SettingError, whole_number
-from modicum.posterior.draws import thinned
 from modicum.posterior.fit_rows import AlignedRows, RowsLike
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, thinned
 from modicum.posterior.outcomes import (
     OutcomeDraws,
     all_new,

@@ -23,9 +23,8 @@ from modicum.models import FAMILIES, BaseModel
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior.charts import Band, band_chart, bar_chart, forest, shrinkage_chart
 from modicum.posterior.doubts import largest_r_hat, smallest_ess
-from modicum.posterior.draws import check_interval
 from modicum.posterior.fit_rows import FitRows, RowsLike
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, check_interval
 from modicum.posterior.group_effects import effect_names, effects, group_names, shrinkage
 from modicum.posterior.marginal import by_class, marginal
 from modicum.posterior.ppc import PredictiveCheck, ppc

@@ -20,9 +20,8 @@ from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel
 from modicum.models.outcome_checks import class_fault
-from modicum.posterior.draws import affordable, check_interval
 from modicum.posterior.fit_rows import Batch, RowsLike, aligned
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, affordable, check_interval
 from modicum.posterior.marginal import Average
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, rows_behind
 from modicum.posterior.population import random_rows

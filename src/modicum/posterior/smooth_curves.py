@@ -18,8 +18,7 @@ from modicum.errors import DataError, ModicumWarning, listed
 from modicum.models import LinearPredictorModel
 from modicum.models.coefficients import parameter_of
 from modicum.models.terms import slope_columns
-from modicum.posterior.draws import weights_of
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, weights_of
 from modicum.posterior.population import random_rows
 from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import tabulated

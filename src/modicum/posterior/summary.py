@@ -12,8 +12,7 @@ from modicum.arguments import names_checked
 from modicum.diagnostics import r_hat
 from modicum.errors import SettingError, is_number
 from modicum.markup import box, table, tag
-from modicum.posterior.draws import check_interval, scalar_names
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, check_interval, scalar_names
 from modicum.posterior.weighted import diagnose
 
 if TYPE_CHECKING:
