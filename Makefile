@@ -29,7 +29,7 @@ help:
 	@echo "make lint         run ruff and strict mypy;  make format to reformat"
 	@echo "make bench        compare with other samplers (QUICK=1: a couple of minutes)"
 	@echo "make parts        time Modicum's components"
-	@echo "make docs         build the documentation into site/"
+	@echo "make docs         run the code of every page, compare its output, and build site/"
 
 install: $(STAMP)
 
@@ -95,7 +95,8 @@ parts: $(STAMP)
 	$(BIN)/python -m modicum_lab.bench.parts $(if $(QUICK),--quick)
 
 docs: | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	$(BIN)/python -m pip install --quiet -e '.[docs,test]' latex2mathml
+	$(PYTEST) -m "slow or not slow" tests/test_readme.py -k "page or compared"
 	$(BIN)/sphinx-build -W --keep-going -b html docs site
 
 clean:

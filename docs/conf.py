@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jax.typing
 import numpy.typing
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.util.typing import stringify_annotation
 
 import modicum as mo
@@ -37,6 +39,7 @@ nb_execution_cache_path = str(kept_results)
 nb_execution_timeout = 1800  # seconds per cell, on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_ipywidgets_js = {}  # no widgets, so nothing is loaded from elsewhere
 try:  # claims is downloaded: without a network its page is built without results
     mo.datasets.frame("claims", progressbar=False)
 except mo.DataError:
@@ -70,6 +73,7 @@ html_theme_options = {
     "navbar_persistent": ["search-button"],
     "secondary_sidebar_items": ["page-toc"],
 }
+html_math_renderer = "mathml"  # by the browser itself: no script, from here or elsewhere
 html_static_path = ["_static"]
 html_css_files = ["modicum.css"]
 html_sidebars = {"index": [], "quickstart": []}
@@ -97,7 +101,28 @@ def with_array_like(app, what, name, obj, options, signature, returns):
     return signature, returns
 
 
+def mathml(tex: str, display: str) -> str:
+    """Return an equation as MathML; its number, if it has one, follows."""
+    tag = re.search(r"\\tag\{(.*?)\}", tex)
+    number = f'<span class="eqno">({tag[1]})</span>' if tag else ""
+    tex = re.sub(r"\\tag\{.*?\}", "", tex).replace("gathered}", "align*}")
+    return convert(tex.strip(), display=display) + number
+
+
+def inline_math(writer, node):
+    """Write an equation within a line."""
+    writer.body.append(mathml(node.astext(), "inline"))
+    raise nodes.SkipNode
+
+
+def math_block(writer, node):
+    """Write an equation on a line of its own."""
+    writer.body.append(f'<div class="math">{mathml(node.astext(), "block")}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app):
-    """Escape docstrings before Napoleon parses their sections, and shorten signatures."""
+    """Escape docstrings before Napoleon parses their sections, shorten signatures, write MathML."""
+    app.add_html_math_renderer("mathml", (inline_math, None), (math_block, None))
     app.connect("autodoc-process-docstring", as_plain_text, priority=100)
     app.connect("autodoc-process-signature", with_array_like)

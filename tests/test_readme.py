@@ -1,4 +1,4 @@
-"""The Python snippets of README and docs run; those of most pages are slow tests."""
+"""Code of README and docs runs, and prints what the page shows; most pages are slow tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import importlib
 import inspect
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import modicum as mo
+from modicum.cli import app
 
 ROOT = Path(__file__).parent.parent
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -24,29 +27,93 @@ NOTEBOOKS = sorted(  # these also run when the docs are built
 )
 
 
-def snippets(page: Path) -> list[tuple[str, str]]:
-    """Return the Python blocks of a page, each with the output block that follows it (or "")."""
-    found = re.findall(
-        r"^```python\n(.*?)^```\n(?:\n^```\n(.*?)^```)?", page.read_text(), re.DOTALL | re.MULTILINE
+def snippets(page: Path) -> list[tuple[str, str, str]]:
+    """Return the blocks of a page that run: language, code, and the output that follows (or "").
+
+    Commands of a shell run only where output follows: others install, or need a cluster.
+    """
+    blocks = re.findall(
+        r"^```(python|sh)\n(.*?)^```\n(?:\n^```\n(.*?)^```)?",
+        page.read_text(),
+        re.DOTALL | re.MULTILINE,
     )
-    return [(code, shown) for code, shown in found]
+    return [(kind, code, shown) for kind, code, shown in blocks if kind == "python" or shown]
 
 
 def run_page(page: Path, folder: Path, monkeypatch) -> None:
-    """Run a page's blocks in one namespace, in an empty folder."""
+    """Run a page's blocks in one namespace, in an empty folder, and compare what they print."""
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "120")
     names: dict[str, object] = {}
-    for code, shown in snippets(page):
+    for kind, code, shown in snippets(page):
         said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            exec(compile(code, page.name, "exec"), names)
-        for line in shown.strip().splitlines():
-            # numbers vary between machines; names and shapes of the output do not
-            assert _words(line) in _words(said.getvalue()), said.getvalue()
+        if kind == "python":
+            with contextlib.redirect_stdout(said):
+                exec(compile(code, page.name, "exec"), names)
+        for command in code.splitlines() if kind == "sh" else ():
+            said.write(printed_by(command))
+        wrong = [line for line in shown.strip().splitlines() if not is_said(line, said.getvalue())]
+        assert not wrong, "\n".join([*wrong, "is not in", said.getvalue()])
 
 
-def _words(text: str) -> str:
-    return " ".join(re.sub(r"-?[\d.,]*\d%?", "#", text).split())
+def printed_by(command: str) -> str:
+    """Run a command of a page in this process and return what it prints."""
+    program, *arguments = shlex.split(command)
+    if program == "cat":
+        return Path(*arguments).read_text()
+    assert program == "modicum"
+    return CliRunner().invoke(app, arguments).output
+
+
+TOLERANCE = 0.1  # relative: with the same seed, the draws of another processor are others
+LAST_DIGITS = 3  # the same for numbers near 0, in units of the last decimal on the page
+NUMBER = r"(?<![\w.])[-+]?(?:\d[\d,]*\d|\d)(?:\.\d*)?(?:e[-+]?\d+)?"
+TIME = NUMBER + r" (?:ms|s|seconds?|minutes?|hours?|days?)\b"
+
+
+def is_said(line: str, output: str) -> bool:
+    """Whether output has the words of a line of a page, and numbers that agree with its numbers.
+
+    Times are those of a machine, and may be any.
+    """
+    line, output = " ".join(line.split()), " ".join(output.split())
+    pattern, numbers, end = "", [], 0
+    for found in re.finditer(f"{TIME}|({NUMBER})", line):
+        pattern += re.escape(line[end : found.start()]) + (f"({NUMBER})" if found[1] else TIME)
+        numbers += [found[1]] if found[1] else []
+        end = found.end()
+    pattern += re.escape(line[end:])
+    return any(all(map(agree, numbers, match.groups())) for match in re.finditer(pattern, output))
+
+
+def agree(shown: str, said: str) -> bool:
+    """Whether a number on a page agrees with one that was printed now."""
+    ours, theirs = (float(number.replace(",", "")) for number in (shown, said))
+    decimals = len(shown.partition("e")[0].partition(".")[2])
+    room = LAST_DIGITS * 10.0**-decimals if decimals else 0.0
+    return abs(ours - theirs) <= TOLERANCE * abs(ours) + room
+
+
+def test_outputs_are_compared():
+    said = """               mean    ess  r_hat
+        beta[dose]    -0.449  2,104  1.001
+        beta[x_2]      0.003    901  1.000
+        40 rows per step, about 88 minutes"""
+    for right in (
+        "beta[dose] -0.452 2,090 1.000",
+        "beta[x_2] 0.001 920 1.0",
+        "40 rows per step, about 2 hours",
+    ):
+        assert is_said(right, said)
+    for wrong in (
+        "beta[dose] 0.449 2,104 1.001",  # a sign
+        "beta[dose] -0.549 2,104 1.001",  # a digit
+        "beta[dose] -0.449 1,104 1.001",
+        "beta[x_3] 0.003 901 1.000",  # a name
+        "beta[x_2] 0.023 901 1.000",
+        "46 rows per step, about 88 minutes",
+    ):
+        assert not is_said(wrong, said), wrong
 
 
 @pytest.mark.parametrize("page", QUICK, ids=lambda page: page.stem)

@@ -1,4 +1,4 @@
-"""Modicum: Bayesian inference on tall data by Markov chains that touch a few rows per step."""
+"""Modicum: Bayesian regression for tables with millions of rows."""
 
 from importlib import import_module as _import_module
 from importlib.metadata import version as _version

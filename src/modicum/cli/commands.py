@@ -176,7 +176,7 @@ Overwrite = Annotated[
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
 app = typer.Typer(
-    help="Bayesian regression on tall data.",
+    help="Bayesian regression for tables with millions of rows.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
