@@ -104,7 +104,7 @@ def with_array_like(app, what, name, obj, options, signature, returns):
 def mathml(tex: str, display: str) -> str:
     """Return an equation as MathML; its number, if it has one, follows."""
     tag = re.search(r"\\tag\{(.*?)\}", tex)
-    number = f'<span class="eqno">({tag[1]})</span>' if tag else ""
+    number = f'<span class="equation-number">({tag[1]})</span>' if tag else ""
     tex = re.sub(r"\\tag\{.*?\}", "", tex).replace("gathered}", "align*}")
     return convert(tex.strip(), display=display) + number
 
