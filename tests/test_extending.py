@@ -327,9 +327,6 @@ def test_a_method(monkeypatch, truth):
 class HalfStep(Langevin):
     """Langevin dynamics that makes half the given step."""
 
-    def kick(self, xi, state, gradient, h, context, diagonal):
-        return super().kick(xi, state, gradient, h / 2, context, diagonal)
-
     def response(self, h):
         return super().response(h / 2)
 

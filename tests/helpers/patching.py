@@ -45,7 +45,7 @@ PLAIN = (
     "modicum.passes.anchor.DENSE_LIMIT",
     "modicum.passes.engine.LocalEngine.hosts",
     "modicum.passes.engine.chunk_rows",
-    "modicum.passes.engine.padded_chunk",
+    "modicum.rows.Rows.chunk",
     "modicum.passes.sums.chunk_rows",
     "modicum.passes.mode",  # the search: it calls compiled sums, and none of them calls it
     "modicum.passes.cluster",

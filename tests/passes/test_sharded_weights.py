@@ -13,7 +13,7 @@ import modicum as mo
 from modicum.kernels.designs import Weighted, certainty_rows, weight_tables
 from modicum.methods.weights import rows_for_chains, sample_on_host, tables_for_chains
 from modicum.passes.engine import LocalEngine, chunk_rows
-from modicum.passes.ray_engine import NumbersAtWorkers, RayEngine, Shards
+from modicum.passes.ray_engine import NumbersAtWorkers, RayEngine
 from modicum.passes.worker import Parcel, Worker
 from modicum.rows import weight_classes
 from modicum.rows.weight_classes import extent_of
@@ -42,7 +42,7 @@ class EngineHere(RayEngine):
 
 
 def numbers_at(engine, rows):
-    return NumbersAtWorkers(Shards(engine, Parcel(1, None), rows), "design")
+    return NumbersAtWorkers(engine, Parcel(1, None), rows, "design")
 
 
 def forget(engine):

@@ -139,9 +139,6 @@ def test_an_error_in_a_chunk_reaches_the_caller(monkeypatch, small_chunks):
             raise mo.DataError("row 500 cannot be read.")
         return real(rows, index, size, **how)
 
-    real = engine.padded_chunk
-    monkeypatch.setattr(engine, "padded_chunk", broken)
+    real = mo.Rows.chunk
+    monkeypatch.setattr(mo.Rows, "chunk", broken)
     refused(mo.DataError, "row 500", sums.gradient, start, "t")
-
-
-# Chunks and blocks -------------------------------------------------------------------------

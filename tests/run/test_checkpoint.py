@@ -155,16 +155,15 @@ CHILD = """
 import sys, time
 import modicum as mo
 from helpers.targets import gaussian_rows, quick
-from modicum.passes import engine
 from modicum.run import runner
 runner.CHUNK_SECONDS = 0.0  # a checkpoint every iteration
 if sys.argv[2] == "pass":
-    real = engine.padded_chunk
+    real = mo.Rows.chunk
     def slow(*args, **how):
         print("pass", flush=True)
         time.sleep(0.5)
         return real(*args, **how)
-    engine.padded_chunk = slow
+    mo.Rows.chunk = slow
 quick(mo.models.Gaussian(scale=0.7), gaussian_rows(150), checkpoint=sys.argv[1])
 print("finished", flush=True)
 """

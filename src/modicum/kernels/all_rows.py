@@ -45,10 +45,10 @@ from modicum.kernels.slices import entry, take
 from modicum.kernels.whitening import (
     Curves,
     Warped,
-    displacement,
     is_straight,
     straighten,
     to_record,
+    unwhiten,
 )
 from modicum.linalg.arrow import ArrowFactor
 from modicum.models.model import Batch
@@ -90,7 +90,7 @@ def exact_log_density(log_posterior: LogPosterior, whitening: Warped, data: Pytr
 
     def density(z: jax.Array) -> jax.Array:
         s, growth = straighten(z, whitening)
-        log = log_posterior(whitening.point + displacement(s, whitening), data)
+        log = log_posterior(unwhiten(s, whitening), data)
         return log if is_straight(whitening) else log + growth
 
     return density

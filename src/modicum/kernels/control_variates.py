@@ -49,7 +49,7 @@ from modicum.kernels.remainder import (
     remainder_and_slope,
     remainder_by_numpy,
 )
-from modicum.kernels.whitening import displacement
+from modicum.kernels.whitening import scaled, unwhiten
 from modicum.linalg.arrow import ArrowMatrix, Symmetric, in_two
 from modicum.linalg.columns import ModelMatrix
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
@@ -246,7 +246,7 @@ def _with_exact(
     """Add the log-density of priors that are not part of the quadratic."""
     if prior is None:
         return total
-    return total + prior.log_density(proxy.point + displacement(z, proxy), proxy.prior)
+    return total + prior.log_density(unwhiten(z, proxy), proxy.prior)
 
 
 # A linear predictor -----------------------------------------------------------------------
@@ -457,7 +457,7 @@ class AutodiffTaylor:
 
         The path from t* to t is straight in the coordinates of expansion.
         """
-        away = displacement(z, proxy)
+        away = scaled(proxy.factor, z)
 
         def phi(s: jax.Array) -> jax.Array:
             return self.target.log_likelihood(bent_path(s, away, proxy), cached.rows)
@@ -483,4 +483,4 @@ class AutodiffTaylor:
             total = total + bent_sum(z, proxy)
         if isinstance(self.target.model, LinearPredictorModel):
             return _with_exact(total, self.prior, z, proxy)
-        return total + self.target.log_prior(proxy.point + displacement(z, proxy))
+        return total + self.target.log_prior(unwhiten(z, proxy))

@@ -215,7 +215,7 @@ class SVRG(Minibatch):
     ) -> Snapshot:
         """Take snapshots at the positions of all chains, (chain, d), by one pass."""
         z = jnp.asarray(z)
-        points = _points(z, context)
+        points = jax.vmap(lambda of_chain: unwhiten(of_chain, context))(z)
         slopes = jnp.asarray(sums.gradients(np.asarray(points), "snapshot"))
         gradient = _full_gradients(_bound_target(self.target), slopes, points, context)
         return Snapshot(z, gradient.astype(z.dtype))
@@ -227,11 +227,6 @@ class SVRG(Minibatch):
         at_position = super().gradient(z, batch, memory, context)
         at_snapshot = super().gradient(memory.z, batch, memory, context)
         return at_position - at_snapshot + memory.gradient
-
-
-@jit()
-def _points(z: jax.Array, context: StochasticGradientContext) -> jax.Array:
-    return jax.vmap(lambda of_chain: unwhiten(of_chain, context))(z)
 
 
 @jit(static=0)

@@ -6,21 +6,21 @@ integrator, write a class here and add it to INTEGRATORS.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, sin, sqrt
-from typing import ClassVar, NamedTuple, TypeVar
+from math import sin, sqrt
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import BelowOne, Count, Positive, check_settings
+from modicum.arrays import namespace
 from modicum.errors import SettingError
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.kernels.whitening import scaled
-from modicum.runtime import Pytree
+from modicum.runtime import Array, Pytree
 
 
 class IntegratorState(NamedTuple):
@@ -48,10 +48,10 @@ class Response(NamedTuple):
     The gradient g is evaluated at `at` . w: the old position, or one reached during the step.
     """
 
-    free: np.ndarray
-    kick: np.ndarray
-    at: np.ndarray
-    noise: np.ndarray
+    free: Array
+    kick: Array
+    at: Array
+    noise: Array
 
     def variance(self, curvature: float = 1.0, gradient_noise: float = 0.0) -> float:
         """Stationary variance of z for U of this curvature and g of this variance; may be inf."""
@@ -65,20 +65,23 @@ class Response(NamedTuple):
         return float(solve_discrete_lyapunov(step, fresh)[0, 0])
 
 
-class Integrator(ABC):
+class Integrator:
     """One step of a diffusion. Subclasses are frozen dataclasses without arrays.
 
     A step calls `drift`, evaluates the gradient at the position reached, and calls `kick`.
     """
 
     has_momentum: ClassVar[bool] = True
-    obstacle: ClassVar[str | None] = None
-    """Why this integrator does not support exponential weights."""
     needs_raw_gradients: ClassVar[bool] = False
     """Whether control variates, which make gradients small, would mislead the integrator."""
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why this integrator does not support exponential weights; None if it does."""
+        return None
 
     @property
     def period(self) -> int | None:
@@ -106,7 +109,6 @@ class Integrator(ABC):
         """Move to the point where the gradient is needed."""
         return state
 
-    @abstractmethod
     def kick(
         self,
         xi: jax.Array,
@@ -116,21 +118,47 @@ class Integrator(ABC):
         context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
-        """Apply the gradient of U and the noise `xi`, a standard normal vector.
+        """Apply the gradient of U and the noise `xi`, a standard normal vector: by `response`.
 
         `diagonal` computes the diagonal of the gradient's Jacobian on demand.
         """
+        step = self._response(h)
+        before = (state.z, state.memory) if self.has_momentum else (state.z,)
+        after = [
+            sum((k * x for k, x in zip(line[1:], before[1:], strict=True)), line[0] * before[0])
+            - kick * gradient
+            + noise * xi
+            for line, kick, noise in zip(step.free, step.kick, step.noise, strict=True)
+        ]
+        return IntegratorState(after[0], after[1] if self.has_momentum else ())
 
     def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
-        """Compare the gradient of the coming kick with its noise."""
-        raise SettingError(
-            self.obstacle
-            or f"{type(self).__name__} defines no `noise_match`, which exponential weights need."
-        )
+        """Compare the gradient of the coming kick with its noise.
 
-    def response(self, h: float) -> Response | None:
-        """Return the step along one coordinate, if it is linear in position, momentum, gradient."""
+        The momentum, or else the position, becomes r' = k r - c g + tau xi.
+        """
+        step = self._response(h)
+        tau = step.noise[-1]
+        if not self.has_momentum:
+            unmoved = jnp.zeros_like(state.z)
+            return NoiseMatch(step.kick[-1] / tau, unmoved, unmoved)
+        r, kept = state.memory, step.free[-1, -1] * state.memory
+        return NoiseMatch(step.kick[-1] / tau, (r - kept) / tau, -kept / tau)
+
+    def response(self, h: float | jax.Array) -> Response | None:
+        """Return the step along one coordinate, if it is linear in position, momentum, gradient.
+
+        An integrator without one defines `kick`, and `noise_match` if there is one.
+        """
         return None
+
+    def _response(self, h: float | jax.Array) -> Response:
+        step = self.response(h)
+        if step is None:
+            raise SettingError(
+                f"{type(self).__name__} defines no `noise_match`, which exponential weights need."
+            )
+        return step
 
     def noise_ratio(
         self,
@@ -144,12 +172,8 @@ class Integrator(ABC):
         `mean` and `variance` are moments of the gradient of U over batches. While the ratio S is
         small, plain batches inflate posterior variances by a factor of 1 + S.
         """
-        step = self.response(h)
-        assert step is not None
+        step = self._response(h)
         return np.asarray(variance * (step.kick @ step.kick) / (step.noise @ step.noise))
-
-
-Step = TypeVar("Step", float, jax.Array)
 
 
 @dataclass(frozen=True)
@@ -172,36 +196,14 @@ class Langevin(Integrator):
     halved: bool = True
     has_momentum: ClassVar[bool] = False
 
-    def _drift(self, h: Step) -> Step:
-        return h / 2 if self.halved else h
-
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """Return a state without memory."""
         return IntegratorState(z, ())
 
-    def kick(
-        self,
-        xi: jax.Array,
-        state: IntegratorState,
-        gradient: jax.Array,
-        h: jax.Array,
-        context: StochasticGradientContext,
-        diagonal: Callable[[], jax.Array],
-    ) -> IntegratorState:
+    def response(self, h: float | jax.Array) -> Response:
         """z' = z - (e/2) g + sqrt(e) xi."""
-        c = self._drift(h)
-        return IntegratorState(state.z - c * gradient + jnp.sqrt(2 * c) * xi, ())
-
-    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
-        """x = (z' - z) / sqrt(2h), a = sqrt(h/2) g; z' = z is the natural guess."""
-        zero = jnp.zeros_like(state.z)
-        return NoiseMatch(jnp.sqrt(self._drift(jnp.asarray(h)) / 2), zero, zero)
-
-    def response(self, h: float) -> Response:
-        """Return the response of the position."""
-        c = self._drift(h)
-        unit = np.ones(1)
-        return Response(np.eye(1), c * unit, unit, np.sqrt(2 * c) * unit)
+        xp, c = namespace(h), h / 2 if self.halved else h
+        return Response(xp.eye(1), xp.array([c]), xp.ones(1), xp.array([xp.sqrt(2 * c)]))
 
 
 @dataclass(frozen=True)
@@ -228,12 +230,16 @@ class Preconditioned(Integrator):
     floor: Positive = 1e-5
     gamma: bool = False
     has_momentum: ClassVar[bool] = False
-    obstacle: ClassVar[str | None] = (
-        "pSGLD scales its noise with the batch itself, so exponential weights, which compare "
-        'batches under the same noise, are not defined for it; use integrator="langevin" or '
-        '"underdamped".'
-    )
     needs_raw_gradients: ClassVar[bool] = True
+
+    @property
+    def obstacle(self) -> str:
+        """Its noise depends on the batch."""
+        return (
+            "pSGLD scales its noise with the batch itself, so exponential weights, which compare "
+            'batches under the same noise, are not defined for it; use integrator="langevin" or '
+            '"underdamped".'
+        )
 
     def derivatives(self, size: int) -> int:
         """Number of derivatives of the batch gradient that Gamma needs."""
@@ -313,40 +319,22 @@ class Underdamped(Integrator):
         """sigma^2 / (2 gamma), by the fluctuation-dissipation theorem."""
         return self.amplitude**2 / (2 * self.friction)
 
-    def kick(
-        self,
-        xi: jax.Array,
-        state: IntegratorState,
-        gradient: jax.Array,
-        h: jax.Array,
-        context: StochasticGradientContext,
-        diagonal: Callable[[], jax.Array],
-    ) -> IntegratorState:
-        """Update position and momentum, both with the old momentum (eq. 3)."""
-        z, r = state
-        noise = self.amplitude * jnp.sqrt(h) * xi
-        return IntegratorState(z + h * r, r - h * (gradient + self.friction * r) + noise)
+    def response(self, h: float | jax.Array) -> Response:
+        """Update position and momentum, both with the old momentum (eq. 3).
 
-    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
-        """x = (r' - r + h gamma r) / (sigma sqrt h) and a = sqrt(h) g / sigma (Theorem 2).
-
-        With r' = r the first is the paper's choice, x = sqrt(h) gamma r / sigma (section 4.3).
+        x = sqrt(h) gamma r / sigma and a = sqrt(h) g / sigma follow (Theorem 2, section 4.3).
         """
-        return _damped_match(state.memory, self.amplitude * jnp.sqrt(h), h, self.friction)
-
-    def response(self, h: float) -> Response:
-        """Return the response of position and momentum."""
-        free = np.array([[1.0, h], [0.0, 1 - h * self.friction]])
-        noise = np.array([0.0, self.amplitude * sqrt(h)])
-        return Response(free, np.array([0.0, h]), np.array([1.0, 0.0]), noise)
+        return _damped(h, self.friction, self.amplitude * namespace(h).sqrt(h), gradient_at=0.0)
 
 
-def _damped_match(
-    r: jax.Array, tau: jax.Array, h: jax.Array | float, friction: float
-) -> NoiseMatch:
-    """Match the noise tau of a step r' = r - h (g + gamma r) + tau xi."""
-    drag = h * friction * r
-    return NoiseMatch(h / tau, drag / tau, (drag - r) / tau)
+def _damped(
+    h: float | jax.Array, friction: float, tau: jax.Array, gradient_at: float | jax.Array
+) -> Response:
+    """Return a step z' = z + h r, r' = r - h (g + friction r) + tau xi, g at z + gradient_at r."""
+    xp = namespace(h)
+    free = xp.array([[1.0, h], [0.0, 1 - h * friction]])
+    kick, at, noise = (xp.array(pair) for pair in ([0.0, h], [1.0, gradient_at], [0.0, tau]))
+    return Response(free, kick, at, noise)
 
 
 @dataclass(frozen=True)
@@ -405,23 +393,22 @@ class Friction(Integrator):
         noise = jnp.sqrt(2 * (self.friction - self.noise) * h) * xi
         return IntegratorState(z, p - h * gradient - h * self.friction * drag + noise)
 
-    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
-        """Compare gradient and noise as `Underdamped` does, with C for gamma."""
-        if self.in_parameters:
-            raise SettingError(
-                "exponential weights need noise of the same variance in all directions; leave out "
-                "in_parameters."
-            )
-        tau = jnp.sqrt(2 * (self.friction - self.noise) * h)
-        return _damped_match(state.memory, tau, h, self.friction)
+    @property
+    def obstacle(self) -> str | None:
+        """With friction in the parameters, the variance of the noise depends on the direction."""
+        if not self.in_parameters:
+            return None
+        return (
+            "exponential weights need noise of the same variance in all directions; leave out "
+            "in_parameters."
+        )
 
-    def response(self, h: float) -> Response | None:
+    def response(self, h: float | jax.Array) -> Response | None:
         """Return the response of position and momentum."""
         if self.in_parameters:
             return None  # directions differ
-        free = np.array([[1.0, h], [0.0, 1 - h * self.friction]])
-        noise = np.array([0.0, sqrt(2 * (self.friction - self.noise) * h)])
-        return Response(free, np.array([0.0, h]), np.array([1.0, h]), noise)
+        tau = namespace(h).sqrt(2 * (self.friction - self.noise) * h)
+        return _damped(h, self.friction, tau, gradient_at=h)
 
     def noise_ratio(
         self,
@@ -462,37 +449,14 @@ class Baoab(Integrator):
 
     friction: Positive = 2.0
 
-    def kick(
-        self,
-        xi: jax.Array,
-        state: IntegratorState,
-        gradient: jax.Array,
-        h: jax.Array,
-        context: StochasticGradientContext,
-        diagonal: Callable[[], jax.Array],
-    ) -> IntegratorState:
+    def response(self, h: float | jax.Array) -> Response:
         """Take a full B step, a half A step, an O step and a half A step."""
-        z, r = state
-        decay = jnp.exp(-self.friction * h)
-        r = r - h * gradient
-        half = z + h / 2 * r
-        r = decay * r + jnp.sqrt(-jnp.expm1(-2 * self.friction * h)) * xi
-        return IntegratorState(half + h / 2 * r, r)
-
-    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
-        """r' = c (r - h g) + sqrt(1 - c^2) xi, c = exp(-gamma h)."""
-        r, decay = state.memory, jnp.exp(-self.friction * h)
-        tau = jnp.sqrt(-jnp.expm1(-2 * self.friction * h))
-        return NoiseMatch(decay * h / tau, (r - decay * r) / tau, -decay * r / tau)
-
-    def response(self, h: float) -> Response:
-        """Return the response of position and momentum."""
-        decay = exp(-self.friction * h)
-        tau = sqrt(1 - decay**2)
-        drift = h / 2 * (1 + decay)
-        free = np.array([[1.0, drift], [0.0, decay]])
-        kick = np.array([h * drift, h * decay])
-        return Response(free, kick, np.array([1.0, 0.0]), np.array([h / 2 * tau, tau]))
+        xp = namespace(h)
+        decay = xp.exp(-self.friction * h)
+        tau, drift = xp.sqrt(-xp.expm1(-2 * self.friction * h)), h / 2 * (1 + decay)
+        free = xp.array([[1.0, drift], [0.0, decay]])
+        kick, noise = xp.array([h * drift, h * decay]), xp.array([h / 2 * tau, tau])
+        return Response(free, kick, xp.array([1.0, 0.0]), noise)
 
 
 INTEGRATORS: dict[str, type[Integrator]] = {

@@ -93,7 +93,7 @@ def scaled(factor: jax.Array, z: jax.Array) -> jax.Array:
 
 
 def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
-    """t = t* + L z."""
+    """t = t* + L z, of whitened coordinates, which `straighten` returns."""
     return whitening.point + scaled(whitening.factor, z)
 
 
@@ -151,11 +151,6 @@ def _moved(
     # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
     excess = warp.shared @ jnp.expm1(own_scale - growth)
     return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(excess))
-
-
-def displacement(s: jax.Array, whitening: Whitening) -> jax.Array:
-    """t - t*, from the s that `straighten` returns."""
-    return scaled(whitening.factor, s)
 
 
 def to_record(

@@ -19,7 +19,7 @@ from modicum.errors import ModicumWarning, listed
 from modicum.methods.method import Task
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import Batch
-from modicum.passes.engine import chunk_bounds, chunk_rows, compiled_pass, padded_chunk
+from modicum.passes.engine import chunk_bounds, chunk_rows, compiled_pass
 from modicum.passes.sums import chunk_gradient
 from modicum.runtime import Array, free_memory, in_double_precision
 
@@ -95,11 +95,11 @@ def seconds_per_row(task: Task, point: np.ndarray) -> float:
     size = chunk_rows(rows)
     resident = rows.nbytes <= free_memory() // 2
     t = np.asarray(point, np.float64)[: target.size]
-    chunk = jax.device_put(padded_chunk(rows, 0, size))
+    chunk = jax.device_put(rows.chunk(0, size))
 
     def seconds(function: Callable[[Target, Array, Batch, Array], tuple[Array, ...]]) -> float:
         def evaluate() -> None:
-            batch, present = chunk if resident else padded_chunk(rows, 0, size)
+            batch, present = chunk if resident else rows.chunk(0, size)
             jax.block_until_ready(function(target, t, batch, present))
 
         return _quickest(evaluate)

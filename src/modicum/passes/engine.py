@@ -264,18 +264,11 @@ def of_numpy(function: F) -> F:
     return function
 
 
-def padded_chunk(
-    rows: Rows, index: int, size: int, pad: bool = True
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return chunk `index` of `size` rows, and a mask of the rows that are present."""
-    return rows.chunk(index, size, pad)
-
-
 def _one_chunk(
     function: ChunkSum[A], arguments: A, rows: Rows, index: int, size: int, dtype: DTypeLike
 ) -> Pytree:
     by_numpy = hasattr(function.func if isinstance(function, partial) else function, "of_numpy")
-    batch, present = padded_chunk(rows, index, size, pad=not by_numpy)
+    batch, present = rows.chunk(index, size, pad=not by_numpy)
     with on_device(index):
         result = function(arguments, batch, present)
         return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)

@@ -114,9 +114,7 @@ class RayEngine(Engine):
         """Have workers compute and keep a number per row (see `Engine`)."""
         if not self.keeps(rows):
             return self.map_rows(chunk_map, arguments, rows, description)
-        return NumbersAtWorkers(
-            Shards(self, self.parcel((chunk_map, arguments)), rows), description
-        )
+        return NumbersAtWorkers(self, self.parcel((chunk_map, arguments)), rows, description)
 
     def feed(self, rows: Rows) -> Rows:
         """Return rows that fetch from the workers; rows in memory are returned unchanged."""
@@ -286,8 +284,10 @@ class FedRows(Backend):
 # Numbers that stay with the workers ---------------------------------------------------------
 
 
-class Shards:
-    """Rows cut into shards, along the boundaries of the blocks of `rows.weight_classes`.
+class NumbersAtWorkers:
+    """A number per row, computed and kept by the workers on first use (see `KeptNumbers`).
+
+    Rows are cut into shards, along the boundaries of the blocks of `rows.weight_classes`.
 
     Parameters
     ----------
@@ -295,39 +295,34 @@ class Shards:
         The workers and their rows.
     work
         Function and arguments of a pass that gives one number per row.
+    description
+        What the pass is for.
     """
 
-    def __init__(self, engine: RayEngine, work: Parcel, rows: Rows) -> None:
-        self.engine, self.rows = engine, rows
+    def __init__(self, engine: RayEngine, work: Parcel, rows: Rows, description: str) -> None:
+        self.engine, self.rows, self._description = engine, rows, description
         self.recipe = NumberRecipe(work, engine.source(rows), weight_classes.BLOCK)
         self.starts = np.arange(0, len(rows), self.recipe.shard)
         self.stops = np.minimum(self.starts + self.recipe.shard, len(rows))
         self.owners = engine.owners(rows, (self.starts + self.stops) // 2)
+        self._extent: Extent | None = None
 
-    def sweep(self, description: str, method: str, *classes: Classes) -> Iterator[Answer]:
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sweep(self, method: str, *classes: Classes) -> Iterator[Answer]:
         """Ask the owner of each shard about its range of rows; yield the answers in order."""
         ranges = zip(self.owners.tolist(), self.starts.tolist(), self.stops.tolist(), strict=True)
         shares = (
             (owner, (self.recipe, *classes, start, stop), stop) for owner, start, stop in ranges
         )
-        return self.engine.sweep(method, shares, len(self.rows), description)
-
-
-class NumbersAtWorkers:
-    """A number per row, computed and kept by the workers on first use (see `KeptNumbers`)."""
-
-    def __init__(self, shards: Shards, description: str) -> None:
-        self._shards, self._description = shards, description
-        self._extent: Extent | None = None
-
-    def __len__(self) -> int:
-        return len(self._shards.rows)
+        return self.engine.sweep(method, shares, len(self), self._description)
 
     def extent(self) -> Extent:
         """Return what the classes depend on, over all rows; the pass is made once."""
         if self._extent is None:
-            parts: list[Extent] = list(self._shards.sweep(self._description, "extent"))
-            pairs = zip(self._shards.starts, parts, strict=True)
+            parts: list[Extent] = list(self.sweep("extent"))
+            pairs = zip(self.starts, parts, strict=True)
             bad = next((int(start) + part.bad for start, part in pairs if part.bad >= 0), -1)
             self._extent = Extent(
                 np.concatenate([part.sums for part in parts]),
@@ -340,11 +335,11 @@ class NumbersAtWorkers:
     def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, OrderAtWorkers]:
         """Return the weight and size of each class, and the rows sorted by class."""
         mass, sizes = np.zeros(CLASSES), []
-        for part, size in self._shards.sweep(self._description, "sort", classes):
+        for part, size in self.sweep("sort", classes):
             mass += part
             sizes.append(size)
         counts = np.stack(sizes)
-        return mass, counts.sum(axis=0), OrderAtWorkers(self._shards, classes, counts)
+        return mass, counts.sum(axis=0), OrderAtWorkers(self, classes, counts)
 
 
 class OrderAtWorkers:
@@ -356,7 +351,7 @@ class OrderAtWorkers:
         Rows of each class in each shard, (shards, classes).
     """
 
-    def __init__(self, shards: Shards, classes: Classes, counts: np.ndarray) -> None:
+    def __init__(self, shards: NumbersAtWorkers, classes: Classes, counts: np.ndarray) -> None:
         self._shards, self._classes = shards, classes
         # The order is made of pieces, class by class and shard by shard within a class: where
         # each piece begins and ends, and where it begins in the order of its own shard.
@@ -365,7 +360,7 @@ class OrderAtWorkers:
         self._within = (np.cumsum(counts, axis=1) - counts).T.ravel()
 
     def __len__(self) -> int:
-        return len(self._shards.rows)
+        return len(self._shards)
 
     def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
         """Return the row numbers (int64) at these places."""
@@ -378,7 +373,7 @@ class OrderAtWorkers:
         """Return the whole order, gathered from all workers: one number per row."""
         del copy
         every = np.empty(len(self), np.uint32 if len(self) < 2**32 else np.int64)
-        orders = self._shards.sweep("design", "order", self._classes)
+        orders = self._shards.sweep("order", self._classes)
         number = len(self._shards.starts)
         for shard, (start, order) in enumerate(zip(self._shards.starts, orders, strict=True)):
             pieces = slice(shard, None, number)

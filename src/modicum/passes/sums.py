@@ -22,7 +22,6 @@ from modicum.passes.engine import (
     chunk_bounds,
     chunk_rows,
     compiled_pass,
-    padded_chunk,
     sum_in_blocks,
 )
 from modicum.passes.group_hessian import group_hessian_by_numpy, group_hessian_sum
@@ -303,7 +302,7 @@ class Streamed:
 
     def chunk(self, item: jax.Array) -> Chunk:
         """Return (batch, present) of the chunk whose number is `item`."""
-        first, mask = padded_chunk(self.rows, 0, self.size)  # all chunks have its shapes and types
+        first, mask = self.rows.chunk(0, self.size)  # all chunks have its shapes and types
         batch = {
             name: jax.ShapeDtypeStruct((*values.shape, *_words(values.dtype)), _word(values.dtype))
             for name, values in first.items()
@@ -316,7 +315,7 @@ class Streamed:
         # NumPy only: JAX must not be called from inside its own callback. Numbers are passed as
         # 32-bit words (bytes and codes unchanged), since double precision is not enabled in the
         # callback's thread.
-        batch, present = padded_chunk(self.rows, int(index), self.size)
+        batch, present = self.rows.chunk(int(index), self.size)
         return {name: _to_words(values) for name, values in batch.items()}, present
 
 
@@ -348,11 +347,11 @@ def hold(rows: Rows, limit: int | None = None) -> tuple[Streamed | None, Pytree]
     count = len(chunk_bounds(rows))
     if rows.nbytes > (free_memory() // 2 if limit is None else limit):
         return Streamed(rows, size), jnp.arange(count)
-    shapes = padded_chunk(rows, 0, size)[0]
+    shapes = rows.chunk(0, size)[0]
     filled = {name: np.zeros((count, *part.shape), part.dtype) for name, part in shapes.items()}
     present = np.zeros((count, size), bool)
     for i in range(count):
-        batch, present[i] = padded_chunk(rows, i, size)
+        batch, present[i] = rows.chunk(i, size)
         for name, values in batch.items():
             filled[name][i] = values
     return None, to_device((filled, present))

@@ -154,7 +154,7 @@ class Worker:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._rows: dict[int, Rows] = {}
-        self._work: tuple[int, Work | None] = (-1, None)
+        self._work: dict[int, Work] = {}
         self._kept: dict[int, dict[int, np.ndarray]] = {}
 
     def ready(self) -> bool:
@@ -239,11 +239,7 @@ class Worker:
         return joined
 
     def _unpacked(self, number: int, content: str | list[Reference]) -> Work:
-        if self._work[0] != number:
-            self._work = (number, unpacked(ray_library().get(content[0])))
-        work = self._work[1]
-        assert work is not None
-        return work
+        return _held(self._work, number, lambda: unpacked(ray_library().get(content[0])))
 
     def _opened(self, number: int, source: str | list[Reference]) -> Rows:
         return _held(self._rows, number, lambda: _rows_at(source))

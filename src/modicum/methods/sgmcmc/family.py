@@ -195,9 +195,7 @@ class Parts(NamedTuple):
 
     def check(self) -> None:
         """Refuse combinations that would not sample from the intended distribution."""
-        batches = self.selector.batches(self.integrator)  # raises for some integrators
-        if getattr(self.integrator, "in_parameters", False) and batches > 1:
-            self.integrator.noise_match(None, None)  # type: ignore[arg-type]  # raises, saying why
+        self.selector.batches(self.integrator)  # raises for some integrators
         if self.integrator.needs_raw_gradients and self.estimator.small_gradients:
             raise SettingError(
                 "pSGLD scales steps by the size of minibatch gradients, which control variates and "
@@ -491,7 +489,7 @@ class StochasticGradient(StochasticGradientFamily):
     def parts(self) -> Parts:
         """Return the parts that the settings name."""
         return Parts(
-            _part(self.integrator, INTEGRATORS, Integrator, "integrator"),  # type: ignore[type-abstract]
+            _part(self.integrator, INTEGRATORS, Integrator, "integrator"),
             _part(self.estimator, ESTIMATORS, BaseGradientEstimator, "estimator"),  # type: ignore[type-abstract]
             _part(self.selector, SELECTORS, Selector, "selector"),  # type: ignore[type-abstract]
         )
