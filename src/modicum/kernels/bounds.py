@@ -19,6 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from modicum.arrays import expansion
 from modicum.errors import SettingError
 from modicum.kernels.whitening import Whitening, unwhiten
 from modicum.models import LinearPredictorModel, Target
@@ -78,8 +79,18 @@ class Bound(ABC, Generic[Family]):
         """log(L_k / B_k) of each row: not negative, up to rounding."""
 
     @abstractmethod
+    def quadratic(self, eta: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
+        """Return the quadratic of one row in its q linear predictors."""
+
+    def constant(self, tight: jax.Array) -> jax.Array:
+        """Return what each row adds to the sum of the quadratics; 0 by default."""
+        return jnp.zeros(len(tight))
+
     def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> BoundExpansion:
-        """Return the quadratic whose sum over rows `collapse` turns into the sum of log B."""
+        """Return the parts whose sums over rows `collapse` turns into the sum of log B."""
+        eta = predictors[:, : predictors.shape[1] - len(self.model.extras)]
+        of_rows = jax.vmap(expansion(self.quadratic))(eta, y, tight)
+        return BoundExpansion(self.constant(tight), *of_rows)
 
     def collapse(
         self,
@@ -258,18 +269,11 @@ class LogisticBound(Bound[Logistic]):
         eta = predictors[:, 0]
         return _log_cosh(tight / 2) - _log_cosh(eta / 2) - _a(tight) * (eta - tight) * (eta + tight)
 
-    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> BoundExpansion:
+    def quadratic(self, eta: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """The parabola a eta^2 + (y - 1/2) eta + c."""
-        eta, a = predictors[:, 0], _a(tight)
+        a = _a(tight)
         c = -a * tight**2 - _log_cosh(tight / 2) - jnp.log(2.0)
-        value = a * eta**2 + (y - 0.5) * eta + c
-        slope = 2 * a * eta + (y - 0.5)
-        return BoundExpansion(
-            jnp.zeros_like(eta),
-            value,
-            slope[:, None],
-            jnp.broadcast_to(2 * a, eta.shape)[:, None, None],
-        )
+        return a * eta[0] ** 2 + (y - 0.5) * eta[0] + c
 
 
 def _a(xi: jax.Array) -> jax.Array:
@@ -318,23 +322,15 @@ class SoftmaxBound(Bound[Softmax]):
         rise = total - jax.nn.logsumexp(before, axis=-1)
         return jnp.sum(pi * away, axis=-1) + 0.5 * _form(away) - rise
 
-    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> BoundExpansion:
-        """The parabola and its derivatives."""
-        q = predictors.shape[1]
-        f, slope, *_ = self.model.derivatives(tight, y)
-        away = predictors - tight
-        value = f + jnp.sum(slope * away, axis=-1) - 0.5 * _form(away)
-        curvature = jnp.broadcast_to(-_curvature(q), (len(f), q, q))
-        return BoundExpansion(jnp.zeros_like(f), value, slope - away @ _curvature(q), curvature)
-
-
-def _curvature(q: int) -> jax.Array:
-    return 0.5 * (jnp.eye(q) - 1 / (q + 1))
+    def quadratic(self, eta: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
+        """The parabola that touches log L at h0."""
+        f, slope = jax.value_and_grad(self.model.log_density)(tight, y)
+        return f + slope @ (eta - tight) - 0.5 * _form(eta - tight)
 
 
 def _form(away: jax.Array) -> jax.Array:
     """The form h' A h of each row, without the matrix."""
-    return 0.5 * (jnp.sum(away**2, axis=-1) - jnp.sum(away, axis=-1) ** 2 / (away.shape[1] + 1))
+    return 0.5 * (jnp.sum(away**2, axis=-1) - jnp.sum(away, axis=-1) ** 2 / (away.shape[-1] + 1))
 
 
 @dataclass(frozen=True)
@@ -375,13 +371,15 @@ class StudentTBound(Bound[StudentT]):
         w = (self._squared(predictors, y) - tight) / (nu + tight)
         return (nu + 1) / 2 * (w - jnp.log1p(w))
 
-    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> BoundExpansion:
-        """-kappa (y - eta)^2, still to be divided by s^2; the constant is K'."""
-        nu, r = self.model.df, y - predictors[:, 0]
-        kappa = (nu + 1) / (2 * (nu + tight))
-        constant = self.model.log_constant() - (nu + 1) / 2 * jnp.log1p(tight / nu) + kappa * tight
-        curvature = jnp.broadcast_to(-2 * kappa, r.shape)[:, None, None]
-        return BoundExpansion(constant, -kappa * r**2, (2 * kappa * r)[:, None], curvature)
+    def quadratic(self, eta: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
+        """-kappa (y - eta)^2, still to be divided by s^2."""
+        return -(self.model.df + 1) / (2 * (self.model.df + tight)) * (y - eta[0]) ** 2
+
+    def constant(self, tight: jax.Array) -> jax.Array:
+        """K'."""
+        nu = self.model.df
+        rest = (nu + 1) / 2 * (tight / (nu + tight) - jnp.log1p(tight / nu))
+        return self.model.log_constant() + rest
 
     def collapse(
         self,

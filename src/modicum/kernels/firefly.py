@@ -50,18 +50,11 @@ class FlyState(NamedTuple):
     adaptation: Adaptation
 
 
-class PreparedCandidates(NamedTuple):
-    """The candidates, after they have been read."""
+class PreparedRows(NamedTuple):
+    """Requested rows, after they have been read: candidates, or those whose lights are tried."""
 
     rows: Bright
-    chance: jax.Array
-
-
-class PreparedProposals(NamedTuple):
-    """The rows whose lights an update tries, after they have been read."""
-
-    rows: Bright
-    complete: jax.Array
+    known: jax.Array  # the chance of each candidate, or whether the rows tried are complete
 
 
 @dataclass(frozen=True)
@@ -106,21 +99,19 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
         """Request the rows whose lights are tried, which depend on the key alone."""
         return skip_through(key, context.rate, context.n, self.proposals)
 
-    def prepare(self, batch: Batch, context: FlyContext) -> PreparedCandidates | PreparedProposals:
+    def prepare(self, batch: Batch, context: FlyContext) -> PreparedRows:
         """Find where the rows' bounds are tight, and keep the request's other arrays."""
         rows = Bright(jnp.asarray(batch["number"]), self.bounded.cache(batch, context.bound.point))
-        if "chance" in batch:
-            return PreparedCandidates(rows, jnp.asarray(batch["chance"]))
-        return PreparedProposals(rows, jnp.asarray(batch["complete"]))
+        return PreparedRows(rows, jnp.asarray(batch["chance" if "chance" in batch else "complete"]))
 
-    def init(self, key: jax.Array, batch: PreparedCandidates, context: FlyContext) -> FlyState:
+    def init(self, key: jax.Array, batch: PreparedRows, context: FlyContext) -> FlyState:
         """Start at a draw about the anchor with lights drawn there."""
         where_key, light_key = jax.random.split(key)
         n, size = context.n, context.bound.point.shape[0]
         z = self.spread * jax.random.normal(where_key, (size,))
         log_r = self.bounded.log_ratio(batch.rows.rows, z, context.bound)
         # divided by the probability with which the row became a candidate
-        chance = jax.nn.sigmoid(log_r) / batch.chance
+        chance = jax.nn.sigmoid(log_r) / batch.known
         on = (jax.random.uniform(light_key, chance.shape) < chance) & (batch.rows.number < n)
         bright = first_lit(batch.rows, on, self.capacity, n)
         return FlyState(z, bright, start_adaptation(size, self.first_step))
@@ -140,7 +131,7 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
         key: jax.Array,
         state: FlyState,
         flags: AdaptationFlags,
-        batch: PreparedProposals,
+        batch: PreparedRows,
         context: FlyContext,
     ) -> tuple[FlyState, Draw]:
         """Update the lights, then move the parameters."""
@@ -169,7 +160,7 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
         return FlyState(point.position, bright, adaptation), draw
 
     def update_lights(
-        self, key: jax.Array, state: FlyState, batch: PreparedProposals, context: FlyContext
+        self, key: jax.Array, state: FlyState, batch: PreparedRows, context: FlyContext
     ) -> tuple[Bright, jax.Array, jax.Array]:
         """Update the lights, unless the bright rows would exceed the capacity.
 
@@ -186,7 +177,7 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
             tried.number,
             self.bounded.log_ratio(tried.rows, state.z, context.bound),
             shared,
-            batch.complete,
+            batch.known,
             context.rate,
             n,
         )

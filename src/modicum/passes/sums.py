@@ -155,7 +155,8 @@ class Sums:
         """Log-likelihood at many points, (points, d), in one pass: eq. 4.4 of the HMC-ECS paper."""
         few = len(points) * len(self.rows) <= FEW_VALUES and self.target.coding is None
         chunk_sum = values_by_numpy if few and self.gradient_on_numpy else _values_sum
-        return self._at_points(chunk_sum, points, purpose, "density") + self._rest_values(points)
+        (values,) = self._sweep(chunk_sum, points, purpose, "density")
+        return np.asarray(values + self._rest_values(points))
 
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
@@ -167,7 +168,7 @@ class Sums:
 
     def gradients(self, points: np.ndarray, purpose: str) -> np.ndarray:
         """Gradient of the log-likelihood at many points, (points, d), in one pass."""
-        gradients = self._at_points(_gradients_sum, points, purpose, "gradient")
+        (gradients,) = self._sweep(_gradients_sum, points, purpose, "gradient")
         return self._padded(gradients + self._rest_slopes(points))
 
     def curvature(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, Symmetric]:
@@ -217,22 +218,16 @@ class Sums:
     def _sweep(
         self, chunk_sum: TargetSum, t: np.ndarray, purpose: str, kind: Kind
     ) -> tuple[np.ndarray, ...]:
-        self.enter(purpose, 1, kind, passes=1)
+        """Make a pass at one point (d,), whose time the clock keeps, or at several."""
+        self.enter(purpose, len(t) if t.ndim == 2 else 1, kind, passes=1)
         function = partial(chunk_sum, self.target.likelihood)
         started = time.perf_counter()
         sums: tuple[np.ndarray, ...] = self.engine.map_reduce(
             function, self._of_likelihood(t), self.rows, purpose
         )
-        self.clock.took(kind, len(self.rows), time.perf_counter() - started)
+        if t.ndim == 1:
+            self.clock.took(kind, len(self.rows), time.perf_counter() - started)
         return sums
-
-    def _at_points(
-        self, chunk_sum: TargetSum, points: np.ndarray, purpose: str, kind: Kind
-    ) -> np.ndarray:
-        self.enter(purpose, len(points), kind, passes=1)
-        function = partial(chunk_sum, self.target.likelihood)
-        (sums,) = self.engine.map_reduce(function, self._of_likelihood(points), self.rows, purpose)
-        return np.asarray(sums)
 
     def _rest_values(self, t: np.ndarray) -> np.ndarray | float:
         return 0.0 if self.rest is None else self.rest.values(self._of_likelihood(t))
