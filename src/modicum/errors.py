@@ -175,6 +175,11 @@ def warn(warning: ModicumWarning) -> ModicumWarning:
     return warning
 
 
+def warn_of(code: str, sentence: str, remedy: str = "", **numbers: float) -> ModicumWarning:
+    """Issue a `ModicumWarning` with these parts, and return it."""
+    return warn(ModicumWarning(code, sentence, remedy, **numbers))
+
+
 def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "modicum"
 

@@ -21,7 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from modicum.arguments import names_checked
-from modicum.errors import DataError, ModicumWarning, NoNoiseError, SettingError, warn
+from modicum.errors import DataError, NoNoiseError, SettingError, warn_of
 from modicum.methods import Method, resolve
 from modicum.models import (
     Gaussian,
@@ -335,14 +335,12 @@ def _without_noise(family: LinearPredictorModel, rows: Rows) -> LinearPredictorM
     assert isinstance(family, ScaleFamily), "only families with a scale raise NoNoiseError"
     y = np.asarray(rows.slice(0, min(len(rows), FIRST_ROWS))["y"], float)
     size = float(f"{np.std(y):.1g}") or abs(float(y[0])) or 1.0
-    warn(
-        ModicumWarning(
-            "no-noise",
-            "the columns give the outcome without noise, so that its scale has no posterior; it "
-            f"was taken as {NO_NOISE * size:.2g}, a millionth of the outcome's standard deviation",
-            "look for a column that is the outcome in disguise",
-            scale=NO_NOISE * size,
-        ),
+    warn_of(
+        "no-noise",
+        "the columns give the outcome without noise, so that its scale has no posterior; it "
+        f"was taken as {NO_NOISE * size:.2g}, a millionth of the outcome's standard deviation",
+        "look for a column that is the outcome in disguise",
+        scale=NO_NOISE * size,
     )
     return replace(family, scale=NO_NOISE * size)
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from importlib.metadata import version
 from math import ceil
 from typing import NamedTuple
 
@@ -26,28 +25,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.digest.digest_file import (
-    KIND,
-    PARTS,
-    STRATA,
-    SUMS,
-    checked_arrays,
-    checked_rows,
-    checked_units,
+from modicum.digest import digest_file
+from modicum.digest.digestible import (
+    identity_of,
+    open_classes,
+    refuse_other_likelihood,
+    require_digestible,
+    with_known_data,
 )
 from modicum.digest.pool import Pool, expansion, keep, proxy_at, removed_sums
-from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_number
-from modicum.files import Json, integer, mapping, text
+from modicum.errors import DataError, ModicumWarning, SettingError, warn, warn_of, whole_number
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, LinearPredictorModel, Target
-from modicum.models.model import DENSE_LIMIT, Batch, Params
+from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.models.outcome_checks import count_classes
-from modicum.models.over_draws import ModelPredictor, rebuild
+from modicum.models.over_draws import rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.models.target import check_model_and_rows
-from modicum.models.tracing import expression_digest
 from modicum.passes import (
     NEAR,
     Engine,
@@ -60,7 +56,7 @@ from modicum.passes import (
 )
 from modicum.passes.curvature import Curvature, expanded_prior, flat_prior, whitening_factor
 from modicum.passes.hyperparameters import settle
-from modicum.posterior import FitRows, Posterior, archive
+from modicum.posterior import FitRows, Posterior
 from modicum.posterior.fit_rows import rows_of_fit
 from modicum.progress import Progressbar, phase
 from modicum.random import fresh_seed
@@ -70,79 +66,6 @@ from modicum.rows.description import Description
 from modicum.rows.reading import encode_table, is_tabular
 from modicum.rows.sources import is_table
 from modicum.runtime import Array, Pytree, in_double_precision, jit, refuse_forked
-
-TRACED = 8  # rows of the batch on which user-defined functions are traced
-
-
-def require_digestible(model: BaseModel, rows: Rows) -> None:
-    """Refuse models whose rows cannot be expanded individually about a mode."""
-    if model.integrated_group is not None:
-        raise SettingError(
-            "a digest keeps rows, and a model that integrates out group effects needs all rows of "
-            "a group together; keep the effects explicit (groups='explicit')."
-        )
-    if not model.has_mode or rows.dtype.kind == "u":
-        raise SettingError(
-            f"a digest is an expansion about the posterior mode, and {type(model).__name__} has no "
-            "mode that represents its posterior; sample it from the rows."
-        )
-
-
-@in_double_precision
-def identity_of(target: Target, rows: Rows) -> str:
-    """Return a text that identifies the likelihood, whatever the priors."""
-    likelihood = target.likelihood
-    if not likelihood.model.users_functions:
-        return likelihood.model.identity()
-    theta = likelihood.unravel(np.zeros(likelihood.size))
-    batch = {
-        name: jax.ShapeDtypeStruct((TRACED, *shape), rows.dtypes[name])
-        for name, shape in rows.fields.items()
-    }
-
-    def computed(theta: Params, batch: Batch) -> tuple[jax.Array, Params]:
-        values, pull_back = jax.vjp(lambda t: likelihood.model.log_likelihood(t, batch), theta)
-        return values, pull_back(jnp.ones_like(values))
-
-    traced, _ = expression_digest(computed, theta, batch)
-    return f"{likelihood.model.identity()} computing {traced} by JAX {version('jax')}"
-
-
-def refuse_other_likelihood(model: BaseModel, ours: str, theirs: str) -> None:
-    """Refuse a model whose likelihood differs from that of the digest."""
-    if ours == theirs:
-        return
-    own = model.users_functions and f"by JAX {version('jax')}" not in theirs
-    if own and " computing " in theirs:
-        raise SettingError(
-            "the digest was made with another version of JAX, so user-defined likelihoods cannot "
-            f"be compared (this is JAX {version('jax')}): use that version, or make the digest "
-            "again with mo.digest."
-        )
-    family = theirs.partition("(")[0]
-    other_likelihood = f"{family} with other settings" if family == type(model).__name__ else family
-    raise SettingError(
-        f"the digest was made for the likelihood of another model ({other_likelihood}) than this "
-        f"{type(model).__name__}, and only priors can be changed without the data: make a digest "
-        "of this model with mo.digest(model, rows)."
-    )
-
-
-def with_known_data(
-    model: BaseModel, rows: Rows, units: MomentSums | None, classes: int | None
-) -> BaseModel:
-    """Return the model with what depends on all rows: prior units and number of classes."""
-    if classes is not None and open_classes(model):
-        model = replace(model, classes=classes)  # type: ignore[type-var]
-    if isinstance(model, LinearPredictorModel) and units is not None:
-        return model.resolved(rows, units.moments())
-    return model.resolved(rows)
-
-
-def open_classes(model: BaseModel) -> bool:
-    """Whether the model takes its number of classes from the rows."""
-    named = is_dataclass(model) and "classes" in {f.name for f in fields(model)}
-    return named and getattr(model, "classes", 0) is None
 
 
 def anchor_left(distance: float) -> ModicumWarning:
@@ -416,15 +339,13 @@ class Digest:
         )
         shared, single = self.pool.shared(other.pool)
         if shared >= max(FEW_SHARED, SHARED * single):
-            warn(
-                ModicumWarning(
-                    "digest-overlap",
-                    f"{shared:,} rows that occur once in each of the two digests are equal, and "
-                    "count twice if they are the same observations",
-                    "add digests of different rows, or remove the shared rows from one of them; if "
-                    "equal rows are different observations, ignore this warning",
-                    rows=shared,
-                )
+            warn_of(
+                "digest-overlap",
+                f"{shared:,} rows that occur once in each of the two digests are equal, and "
+                "count twice if they are the same observations",
+                "add digests of different rows, or remove the shared rows from one of them; if "
+                "equal rows are different observations, ignore this warning",
+                rows=shared,
             )
         return joined.guarded()
 
@@ -478,16 +399,14 @@ class Digest:
         pool, parts_left = self.pool.without(removed_rows).parts_used()
         least, present = self.pool.presence(removed_rows)
         if least < UNLIKELY:
-            warn(
-                ModicumWarning(
-                    "digest-unknown-rows",
-                    f"of {len(removed_rows):,} removed rows {present:,} are among the "
-                    f"{len(self.pool):,} rows that the digest keeps, fewer than expected if all of "
-                    "them had been in its data",
-                    "remove only rows that were in the data, with the values they had then",
-                    removed=len(removed_rows),
-                    present=present,
-                )
+            warn_of(
+                "digest-unknown-rows",
+                f"of {len(removed_rows):,} removed rows {present:,} are among the "
+                f"{len(self.pool):,} rows that the digest keeps, fewer than expected if all of "
+                "them had been in its data",
+                "remove only rows that were in the data, with the values they had then",
+                removed=len(removed_rows),
+                present=present,
             )
         remaining = replace(
             self,
@@ -502,15 +421,13 @@ class Digest:
         _, mode, factor = remaining._normal
         error = removed.error(mode[: len(self.total.point)], factor)
         if error > CRUDE:
-            warn(
-                ModicumWarning(
-                    "digest-crude",
-                    "the digest is the sum of several digests expanded about different points, and "
-                    "the rows it keeps show only roughly which of them the removed rows came from, "
-                    f"which leaves posterior means uncertain by up to {error:.2g} posterior sd",
-                    "remove rows from the digest that holds them before it is added to others",
-                    error=error,
-                )
+            warn_of(
+                "digest-crude",
+                "the digest is the sum of several digests expanded about different points, and "
+                "the rows it keeps show only roughly which of them the removed rows came from, "
+                f"which leaves posterior means uncertain by up to {error:.2g} posterior sd",
+                "remove rows from the digest that holds them before it is added to others",
+                error=error,
             )
         return remaining.guarded()
 
@@ -573,24 +490,7 @@ class Digest:
 
         The file holds raw rows of the data: protect it as you protect the data.
         """
-        pool, rows = self.pool, self.pool.rows
-        sums = {name: np.asarray(getattr(self.total, name)) for name in SUMS}
-        parts = {
-            "arrays": sums | {"anchors": self.anchors} | {k: getattr(pool, k) for k in STRATA},
-            "fields": {k: np.ascontiguousarray(v) for k, v in rows.slice(0, len(rows)).items()},
-            "units": None if self.units is None else asdict(self.units),
-            "model": None if self.model is None else ModelPredictor(self.model).to_dict(),
-        }
-        plain = {
-            "description": rows._description.to_json(),
-            "likelihood": self.likelihood,
-            "rows": self.number,
-            "fit": self.fit_rows.to_dict(),
-            "classes": self.classes,
-            "notes": [note.to_dict() for note in self.notes],
-            "ledger": self.ledger.to_dict(),
-        }
-        archive.write(path, KIND, parts, plain)
+        digest_file.write(path, vars(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Digest:
@@ -603,7 +503,8 @@ class Digest:
         model
             The model, if it is user-defined: a file keeps only Modicum's models.
         """
-        digest, spec = archive.read(path, KIND, PARTS, cls._of_file)
+        held, spec = digest_file.read(path)
+        digest = cls(model=None, **held)
         if spec is not None:
             if model is not None:
                 raise SettingError("the file contains the model of this digest: leave `model` out.")
@@ -612,30 +513,6 @@ class Digest:
         if model is not None:
             digest._target(model)  # refuses a model with another likelihood
         return replace(digest, model=model)
-
-    @classmethod
-    def _of_file(
-        cls, parts: dict[str, Json], page: dict[str, Json]
-    ) -> tuple[Digest, dict[str, Json] | None]:
-        """Return the digest without its model, after checks, and the description of the model."""
-        rows = checked_rows(Description.from_json(page["description"]), mapping(parts["fields"]))
-        arrays = checked_arrays(mapping(parts["arrays"]), len(rows))
-        units, classes, model = parts["units"], page["classes"], parts["model"]
-        columns = len(rows._description.columns)
-        digest = cls(
-            model=None,
-            likelihood=text(page["likelihood"]),
-            number=integer(page["rows"], 1),
-            total=Quadratic(arrays["point"], float(arrays["C"]), arrays["A"], arrays["B"]),
-            anchors=arrays["anchors"],
-            pool=Pool(rows, *(arrays[name] for name in STRATA)),
-            fit_rows=FitRows.from_dict(page["fit"]),
-            units=None if units is None else checked_units(mapping(units), columns),
-            classes=None if classes is None else integer(classes, 2),
-            notes=tuple(ModicumWarning.from_dict(note) for note in page["notes"]),
-            ledger=Ledger.from_dict(page["ledger"]),
-        )
-        return digest, None if model is None else mapping(model)
 
 
 def _meaning(schema: RowsSchema) -> dict[str, object]:

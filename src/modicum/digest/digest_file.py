@@ -6,11 +6,21 @@ those of a digest is refused.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
 import numpy as np
 
-from modicum.files import Json
+from modicum.digest.pool import Pool
+from modicum.errors import ModicumWarning
+from modicum.files import Json, integer, mapping, text
+from modicum.ledger import Ledger
+from modicum.models.over_draws import ModelPredictor
 from modicum.models.priors.units import MomentSums
-from modicum.posterior import archive
+from modicum.passes import Quadratic
+from modicum.posterior import FitRows, archive
 from modicum.rows import Rows
 from modicum.rows.description import Description
 from modicum.rows.memory import MemoryBackend
@@ -22,7 +32,57 @@ STRATA = ("share", "count", "stratum", "size", "drawn", "part")  # and of a `Poo
 WHOLE = ("stratum", "part")  # arrays of integers
 
 
-def checked_rows(description: Description, fields: dict[str, object]) -> Rows:
+def write(path: str | os.PathLike[str], held: Mapping[str, Any]) -> None:
+    """Write the fields of a digest, by name."""
+    pool, total, units, model = (held[name] for name in ("pool", "total", "units", "model"))
+    sums = {name: np.asarray(getattr(total, name)) for name in SUMS}
+    fields = pool.rows.slice(0, len(pool))
+    parts = {
+        "arrays": sums | {"anchors": held["anchors"]} | {k: getattr(pool, k) for k in STRATA},
+        "fields": {k: np.ascontiguousarray(v) for k, v in fields.items()},
+        "units": None if units is None else asdict(units),
+        "model": None if model is None else ModelPredictor(model).to_dict(),
+    }
+    plain = {
+        "description": pool.rows._description.to_json(),
+        "likelihood": held["likelihood"],
+        "rows": held["number"],
+        "fit": held["fit_rows"].to_dict(),
+        "classes": held["classes"],
+        "notes": [note.to_dict() for note in held["notes"]],
+        "ledger": held["ledger"].to_dict(),
+    }
+    archive.write(path, KIND, parts, plain)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Json] | None]:
+    """Return the fields of a digest but for its model, after checks, and how that is described."""
+    return archive.read(path, KIND, PARTS, _checked)
+
+
+def _checked(
+    parts: dict[str, Json], page: dict[str, Json]
+) -> tuple[dict[str, Any], dict[str, Json] | None]:
+    rows = _checked_rows(Description.from_json(page["description"]), mapping(parts["fields"]))
+    arrays = _checked_arrays(mapping(parts["arrays"]), len(rows))
+    units, classes, model = parts["units"], page["classes"], parts["model"]
+    columns = len(rows._description.columns)
+    held = {
+        "likelihood": text(page["likelihood"]),
+        "number": integer(page["rows"], 1),
+        "total": Quadratic(arrays["point"], float(arrays["C"]), arrays["A"], arrays["B"]),
+        "anchors": arrays["anchors"],
+        "pool": Pool(rows, *(arrays[name] for name in STRATA)),
+        "fit_rows": FitRows.from_dict(page["fit"]),
+        "units": None if units is None else _checked_units(mapping(units), columns),
+        "classes": None if classes is None else integer(classes, 2),
+        "notes": tuple(ModicumWarning.from_dict(note) for note in page["notes"]),
+        "ledger": Ledger.from_dict(page["ledger"]),
+    }
+    return held, None if model is None else mapping(model)
+
+
+def _checked_rows(description: Description, fields: dict[str, object]) -> Rows:
     """Return the rows of the pool, after checking the arrays against the description."""
     columns: dict[str, np.ndarray] = {}
     for name, shape in description.fields.items():
@@ -39,7 +99,7 @@ def checked_rows(description: Description, fields: dict[str, object]) -> Rows:
     return Rows._at(MemoryBackend(description, columns))
 
 
-def checked_arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:
+def _checked_arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:
     """Return the arrays of the pool and sums, after checking that they are consistent."""
     loaded: dict[str, np.ndarray] = {}
     for name, values in arrays.items():
@@ -74,7 +134,7 @@ def checked_arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:
     return loaded
 
 
-def checked_units(saved: dict[str, Json], columns: int) -> MomentSums:
+def _checked_units(saved: dict[str, Json], columns: int) -> MomentSums:
     """Return the units of priors, after checking them against the number of columns."""
     # Files of earlier versions do not tell indicators from other columns: all have an sd as unit.
     units = MomentSums(**({"low": saved["mean"], "high": saved["mean"]} | saved))

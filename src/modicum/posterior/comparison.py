@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import softmax
 
 from modicum.arguments import names_checked
-from modicum.errors import DataError, ModicumWarning, SettingError, is_number, warn
+from modicum.errors import DataError, SettingError, is_number, warn_of
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.evidence import log_evidence
@@ -385,15 +385,13 @@ def _question_measures(subjects: Mapping[str, Subject]) -> None:
             kinds.setdefault(family.has_whole_outcomes, name)
     if len(kinds) < 2:
         return
-    warn(
-        ModicumWarning(
-            "density-and-probability",
-            f"the elpd of {kinds[False]!r} sums logarithms of densities, which depend on the unit "
-            f"of the outcome, and that of {kinds[True]!r} logarithms of probabilities, so that "
-            "their difference may say nothing about the models",
-            "compare models of one kind; only for whole numbers that vary by much more than 1 is a "
-            "density close to a probability",
-        )
+    warn_of(
+        "density-and-probability",
+        f"the elpd of {kinds[False]!r} sums logarithms of densities, which depend on the unit "
+        f"of the outcome, and that of {kinds[True]!r} logarithms of probabilities, so that "
+        "their difference may say nothing about the models",
+        "compare models of one kind; only for whole numbers that vary by much more than 1 is a "
+        "density close to a probability",
     )
 
 

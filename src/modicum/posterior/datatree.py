@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, warn, whole_number
+from modicum.errors import SettingError, warn_of, whole_number
 from modicum.files import require_writable, whole_file
 from modicum.models.over_draws import log_priors, prior_draws
 from modicum.posterior.fit_rows import AlignedRows
@@ -156,14 +156,12 @@ def _draws_and_stats(post: FittedDraws) -> xr.DataTree:
         name = weight_name(post.weights)
         stats[name] = post.weights
         if post.weighted:
-            warn(
-                ModicumWarning(
-                    "weights-ignored",
-                    f"these draws carry a {name} each (sample_stats[{name!r}]), which ArviZ's "
-                    "summaries and plots ignore",
-                    "use Posterior.summary(), which respects it"
-                    + (", or post.resample().to_datatree()" if name == "weight" else ""),
-                ),
+            warn_of(
+                "weights-ignored",
+                f"these draws carry a {name} each (sample_stats[{name!r}]), which ArviZ's "
+                "summaries and plots ignore",
+                "use Posterior.summary(), which respects it"
+                + (", or post.resample().to_datatree()" if name == "weight" else ""),
             )
     groups = {"posterior": post.draws} | ({"sample_stats": stats} if stats else {})
     attrs = _attributes(post)

@@ -22,7 +22,7 @@ import numpy as np
 from modicum.arrays import HALF_LOG_2PI
 from modicum.diagnostics import ess
 from modicum.diagnostics.pareto import LEAST, rows_smoothed
-from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
+from modicum.errors import SettingError, too_few, warn_of, whole_number
 from modicum.models import Target
 from modicum.models.covariances import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
@@ -232,13 +232,11 @@ def _inverse(s1: float, s2: float, log_rest: np.ndarray) -> np.ndarray:
 def _warn_if_uncertain(evidence: Evidence, tail: float) -> None:
     if evidence.error <= UNCERTAIN and np.isfinite(evidence.value):
         return
-    warn(
-        ModicumWarning(
-            "evidence-uncertain",
-            f"the posterior is so far from normal (Pareto k {tail:.2f}) that the log evidence is "
-            f"known to within {evidence.error:.2g} only",
-            "use more points and draws, or compare by leaving rows out (mo.compare)",
-            pareto_k=tail,
-            error=evidence.error,
-        ),
+    warn_of(
+        "evidence-uncertain",
+        f"the posterior is so far from normal (Pareto k {tail:.2f}) that the log evidence is "
+        f"known to within {evidence.error:.2g} only",
+        "use more points and draws, or compare by leaving rows out (mo.compare)",
+        pareto_k=tail,
+        error=evidence.error,
     )

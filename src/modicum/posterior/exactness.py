@@ -29,7 +29,7 @@ import numpy as np
 from modicum.diagnostics import kernel_stein_discrepancy, squared_stein_discrepancy
 from modicum.diagnostics.convergence import finite_and_moving
 from modicum.diagnostics.pareto import rows_smoothed
-from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
+from modicum.errors import SettingError, too_few, warn_of, whole_number
 from modicum.ledger import Ledger
 from modicum.models.over_draws import log_priors
 from modicum.passes.pointwise import log_likelihoods
@@ -99,13 +99,11 @@ def correct(post: F, rows: RowsLike, draws: int = 1000, progressbar: bool = True
     # Nearly equal weights correct next to nothing, whatever the shape of their tail.
     doubts = post.warnings
     if not tail <= WORST_TAIL and kish_share(weights) < 0.9:
-        doubt = warn(
-            ModicumWarning(
-                "weights-uneven",
-                f"the importance weights are too uneven to correct with (Pareto k {tail:.2f})",
-                'sample with more rows (subsample) or exactly (HMCECS(exact="delayed"))',
-                pareto_k=tail,
-            ),
+        doubt = warn_of(
+            "weights-uneven",
+            f"the importance weights are too uneven to correct with (Pareto k {tail:.2f})",
+            'sample with more rows (subsample) or exactly (HMCECS(exact="delayed"))',
+            pareto_k=tail,
         )
         doubts = Warnings([*doubts, doubt])
     return replace(

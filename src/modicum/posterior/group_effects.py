@@ -26,13 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import (
-    DataError,
-    ModicumWarning,
-    SettingError,
-    suggestion,
-    warn,
-)
+from modicum.errors import DataError, SettingError, suggestion, warn_of
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, GroupTerm, IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.model import Batch
@@ -338,16 +332,14 @@ def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> 
     worst, stuck = int(np.argmin(acceptance)), int(np.sum(acceptance < STICKY))
     if not stuck:
         return
-    warn(
-        ModicumWarning(
-            "effects-stuck",
-            f"the proposals that drew effects of '{group}' fit {stuck} of {len(names):,} groups "
-            f"badly ({100 * acceptance[worst]:.2g}% were accepted for {names[worst]}), so that "
-            "their means, standard deviations and intervals are rough",
-            "ask for more draws (draws=...), or hold the effects explicitly (groups='explicit')",
-            acceptance=float(acceptance[worst]),
-            groups=stuck,
-        ),
+    warn_of(
+        "effects-stuck",
+        f"the proposals that drew effects of '{group}' fit {stuck} of {len(names):,} groups "
+        f"badly ({100 * acceptance[worst]:.2g}% were accepted for {names[worst]}), so that "
+        "their means, standard deviations and intervals are rough",
+        "ask for more draws (draws=...), or hold the effects explicitly (groups='explicit')",
+        acceptance=float(acceptance[worst]),
+        groups=stuck,
     )
 
 

@@ -39,7 +39,7 @@ import numpy as np
 
 from modicum.diagnostics.convergence import ess_mean
 from modicum.diagnostics.pareto import rows_smoothed
-from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
+from modicum.errors import ModicumWarning, SettingError, too_few, warn_of, whole_number
 from modicum.ledger import Ledger
 from modicum.linalg.arrow import plus
 from modicum.models.model import DENSE_LIMIT
@@ -313,22 +313,20 @@ class LeaveOneOut:
         of = f" of {name!r}" if name else ""
         more = "" if self.good_k >= 0.7 else "draw more, "
         match = "" if self.matched else "use moment_match=True, which evaluates new points, "
-        return warn(
-            ModicumWarning(
-                "left-out-uncertain",
-                f"{int(bad.sum()):,} of the {len(bad):,} {self.unit}s left out{of} "
-                f"{'moves' if bad.sum() == 1 else 'move'} the posterior too much for its draws to "
-                f"tell what it would be without {'it' if bad.sum() == 1 else 'them'} (Pareto "
-                f"k {self.pareto_k[worst]:.2f} in {self.unit} {self.called[worst]}, and "
-                f"up to {self.good_k:.2f} is fine), so elpd is too high or too low by an unknown "
-                "amount",
-                f"{more}{match}look at these {self.unit}s (result.pareto_k), fit without them to "
-                "see what they do, or use a family with heavier tails",
-                units=int(bad.sum()),
-                left_out=len(bad),
-                pareto_k=float(self.pareto_k[worst]),
-                good_k=self.good_k,
-            ),
+        return warn_of(
+            "left-out-uncertain",
+            f"{int(bad.sum()):,} of the {len(bad):,} {self.unit}s left out{of} "
+            f"{'moves' if bad.sum() == 1 else 'move'} the posterior too much for its draws to "
+            f"tell what it would be without {'it' if bad.sum() == 1 else 'them'} (Pareto "
+            f"k {self.pareto_k[worst]:.2f} in {self.unit} {self.called[worst]}, and "
+            f"up to {self.good_k:.2f} is fine), so elpd is too high or too low by an unknown "
+            "amount",
+            f"{more}{match}look at these {self.unit}s (result.pareto_k), fit without them to "
+            "see what they do, or use a family with heavier tails",
+            units=int(bad.sum()),
+            left_out=len(bad),
+            pareto_k=float(self.pareto_k[worst]),
+            good_k=self.good_k,
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from modicum.arguments import names_checked
-from modicum.errors import ModicumWarning, SettingError, is_number, warn
+from modicum.errors import SettingError, is_number, warn_of
 from modicum.models import BaseModel
 from modicum.models.over_draws import ModelPredictor, length_of
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
@@ -261,13 +261,11 @@ def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
     if not weights.sum() > 0:
         reason = "the weights of the draws used do not add up to more than 0"
         remedy = "predict with more draws, or sample again with signs that cancel less"
-    warn(
-        ModicumWarning(
-            "not-finite",
-            f"the predictions of {int(bad.sum()):,} of {len(bad):,} rows are not finite ({reason})",
-            remedy,
-            rows=int(bad.sum()),
-        ),
+    warn_of(
+        "not-finite",
+        f"the predictions of {int(bad.sum()):,} of {len(bad):,} rows are not finite ({reason})",
+        remedy,
+        rows=int(bad.sum()),
     )
 
 

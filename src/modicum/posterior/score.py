@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modicum.arguments import names_checked
-from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_number
+from modicum.errors import DataError, SettingError, warn_of, whole_number
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel
 from modicum.models.outcome_checks import class_fault
@@ -172,14 +172,12 @@ def log_mean(density: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.nda
 def _warn(cancelled: int, rows: int, density: float, densities: np.ndarray) -> None:
     """Warn if the average is NaN; minus infinity means that an outcome was ruled out."""
     if cancelled:
-        warn(
-            ModicumWarning(
-                "signs-cancel",
-                f"the signs of the draws cancel: {cancelled} of {rows} rows have a predictive "
-                "density below zero",
-                "score with more draws",
-                rows=cancelled,
-            ),
+        warn_of(
+            "signs-cancel",
+            f"the signs of the draws cancel: {cancelled} of {rows} rows have a predictive "
+            "density below zero",
+            "score with more draws",
+            rows=cancelled,
         )
     elif np.isnan(density) or np.isnan(densities).any():
         bad = int(np.isnan(densities).sum())
@@ -188,13 +186,11 @@ def _warn(cancelled: int, rows: int, density: float, densities: np.ndarray) -> N
             if bad
             else "the weights of the draws do not add up to more than 0"
         )
-        warn(
-            ModicumWarning(
-                "not-finite",
-                f"the log predictive density is not a number ({reason})",
-                "look for draws that are not finite, and for signs that cancel",
-                draws=bad,
-            ),
+        warn_of(
+            "not-finite",
+            f"the log predictive density is not a number ({reason})",
+            "look for draws that are not finite, and for signs that cancel",
+            draws=bad,
         )
 
 
