@@ -68,12 +68,6 @@ def stirling_rest(x: jax.Array) -> jax.Array:
     return jnp.where(x < FAR, shifted - _leading(near), _series(far))
 
 
-def constant_stirling_rest(x: jax.Array) -> jax.Array:
-    """`stirling_rest` at half the cost, of numbers that are not differentiated."""
-    near = jnp.minimum(x, FAR)
-    return jnp.where(x < FAR, log_gamma_of(near) - _leading(near), _series(jnp.maximum(x, FAR)))
-
-
 def log_gamma(x: jax.Array) -> jax.Array:
     """Log-gamma for x > 0."""
     return _leading(x) + stirling_rest(x)

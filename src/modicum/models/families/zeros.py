@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log, pi
 from numbers import Real
 from typing import ClassVar
@@ -16,6 +17,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.polynomial import chebyshev
+from scipy.special import gammaln, logsumexp
 
 from modicum.errors import SettingError
 from modicum.models.families.counts import NegativeBinomial, Poisson
@@ -24,7 +27,6 @@ from modicum.models.families.links import (
     LINKS,
     bounded_exp,
     chances,
-    constant_stirling_rest,
     draw_counts,
     softplus,
 )
@@ -227,9 +229,48 @@ class HurdleLognormal(_Hurdle):
     bounded_by_variation: ClassVar[bool] = True
 
 
+LOWEST, HIGHEST = 1.05, 1.95  # power, beyond which the sum over numbers is hard to tabulate
 TERMS = 96  # of the sum over the number of amounts
 REACH = 8.0, 10.0  # standard deviations below and above its largest term
-LOWEST, HIGHEST = 1.05, 1.95  # power, beyond which more terms would be needed
+SPAN = -30.0, 20.0  # of log c; beyond, the log of the sum is linear in it
+PER_UNIT, DEGREE = 12, 9  # polynomials per unit of log c, and their degree
+
+
+def _log_sum(log_c: np.ndarray, shape: float) -> np.ndarray:
+    """Log of the sum over the number j of amounts, given the log of its most likely value c.
+
+    By Stirling's formula the terms are e^(-(1 + shape) (j log(j / c) - j + c)) but for a factor
+    near 1. Where c is large they are those of a normal density, whose integral is a sum in larger
+    steps to all digits.
+    """
+    c = np.exp(log_c)[..., None]
+    most = np.maximum(c, 1.0)
+    sd = np.sqrt(most / (1 + shape))
+    step = np.maximum(sum(REACH) * sd / (TERMS - 1), 1.0)
+    first = np.maximum(most - REACH[0] * sd, 1.0)
+    j = np.where(step > 1, first, np.floor(first)) + step * np.arange(TERMS)
+    ratio = np.where(c > 1, np.log1p((j - c) / most), np.log(j) - log_c[..., None])
+    terms = -(1 + shape) * (j * ratio - (j - c)) - _stirling_rest(j) - _stirling_rest(shape * j)
+    return logsumexp(terms + np.log(step), axis=-1) + 0.5 * log(shape) - log(2 * pi)
+
+
+def _stirling_rest(x: np.ndarray) -> np.ndarray:
+    """Log-gamma without the leading terms of Stirling's formula."""
+    near, far = np.minimum(x, 100.0), np.maximum(x, 100.0)
+    leading = (near - 0.5) * np.log(near) - near + 0.5 * log(2 * pi)
+    series = (1 - (1 / 30 - 2 / (7 * far**2) / 30) / far**2) / (12 * far)
+    return np.where(x < 100, gammaln(near) - leading, series)
+
+
+@lru_cache(maxsize=8)
+def _tabulated(shape: float) -> np.ndarray:
+    """Return `_log_sum` as polynomials, one line each: a sum of a hundred terms per row is slow."""
+    pieces = round((SPAN[1] - SPAN[0]) * PER_UNIT)
+    middles = SPAN[0] + (np.arange(pieces)[:, None] + 0.5) / PER_UNIT
+    nodes = chebyshev.chebpts1(DEGREE + 1)
+    values = _log_sum(middles + nodes / (2 * PER_UNIT), shape)
+    lines = chebyshev.chebfit(nodes, values.T, DEGREE)
+    return np.stack([chebyshev.cheb2poly(line) for line in lines.T])
 
 
 @dataclass(frozen=True, repr=False)
@@ -284,25 +325,17 @@ class Tweedie(ExtraParameter, LogLink):
         return jnp.where(y == 0, none, some + self._log_sum(q * log_y - extra - log(q)))
 
     def _log_sum(self, log_c: jax.Array) -> jax.Array:
-        """Log of the sum over the number j of amounts, given the log of its most likely value c.
-
-        By Stirling's formula the terms are e^(-(1 + shape) (j log(j / c) - j + c)) but for a factor
-        near 1. Where c is large they are those of a normal density, whose integral is a sum in
-        larger steps to all digits.
-        """
-        c, fixed = jnp.exp(log_c), jax.lax.stop_gradient(jnp.maximum(jnp.exp(log_c), 1.0))
-        sd = jnp.sqrt(fixed / (1 + self.shape))
-        step = jnp.maximum(sum(REACH) * sd / (TERMS - 1), 1.0)
-        first = jnp.maximum(fixed - REACH[0] * sd, 1.0)
-        first = jnp.where(step > 1, first, jnp.floor(first))
-        j = first[..., None] + step[..., None] * jnp.arange(TERMS, dtype=c.dtype)
-        c, log_c = c[..., None], log_c[..., None]
-        apart = jnp.log1p((j - c) / jnp.maximum(c, 1.0))
-        ratio = jnp.where(c > 1, apart, jnp.log(j) - log_c)
-        terms = -(1 + self.shape) * (j * ratio - (j - c))
-        near_one = constant_stirling_rest(j) + constant_stirling_rest(self.shape * j)
-        total = jax.nn.logsumexp(terms - near_one, axis=-1)
-        return total + jnp.log(step) + 0.5 * log(self.shape) - log(2 * pi)
+        """Log of the sum over the number of amounts, whose most likely value is c."""
+        lines = jnp.asarray(_tabulated(self.shape), log_c.dtype)
+        within = jnp.clip(log_c, *SPAN)
+        place = (within - SPAN[0]) * PER_UNIT
+        piece = jax.lax.stop_gradient(jnp.clip(jnp.floor(place), 0, len(lines) - 1))
+        at, line = 2 * (place - piece) - 1, lines[piece.astype(int)]
+        total = line[..., DEGREE]
+        for k in reversed(range(DEGREE)):
+            total = total * at + line[..., k]
+        beyond = log_c - within  # one amount where c is small, and sd sqrt(c) where it is large
+        return total + beyond * jnp.where(beyond < 0, 1 + self.shape, 0.5)
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return a wide prior in the unit of the outcome."""

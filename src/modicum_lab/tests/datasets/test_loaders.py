@@ -249,5 +249,5 @@ def test_tables_of_r_come_from_their_package(monkeypatch):
 
 
 def test_an_unknown_table_is_a_clear_error():
-    with pytest.raises(mo.SettingError, match="'flight' .did you mean 'flights'.*births, bribery"):
+    with pytest.raises(mo.SettingError, match=r"'flight' .did you mean 'flights'.*births, bribery"):
         D.frame("flight")
