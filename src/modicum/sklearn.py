@@ -162,12 +162,8 @@ def _categorical_columns(X: Features) -> list[str]:
         return list(X.select_dtypes(exclude=["number", "bool"]).columns)
     schema = getattr(X, "schema", None)
     if isinstance(schema, Mapping) and hasattr(X, "to_pandas"):  # polars
-        return [name for name, kind in schema.items() if not _is_number(kind)]
+        return [k for k, v in schema.items() if not (v.is_numeric() or str(v) == "Boolean")]
     return []
-
-
-def _is_number(kind: Any) -> bool:  # `kind` is a polars dtype; polars may not be installed
-    return bool(kind.is_numeric()) or str(kind) == "Boolean"
 
 
 def _rows_from_frame(

@@ -85,7 +85,10 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
         rng = generator(seed, Stream.PRIOR_DRAWS)
         shapes = {name: x.shape[2:] for name, x in post.draws.items()}
         prior = prior_draws(model, shapes, PRIOR_DRAWS, rng)
-        tree["prior"] = _prior_group(prior, tree["posterior"].to_dataset())
+        like = tree["posterior"].to_dataset()
+        arrays = {name: (like[name].dims, x[None]) for name, x in prior.items()}
+        used = {dim for dims, _ in arrays.values() for dim in dims[2:]}
+        tree["prior"] = xr.Dataset(arrays, {k: v for k, v in like.coords.items() if k in used})
     name, rows = model.outcome_field, post.held_rows()
     if rows is None or name not in rows.fields:
         return
@@ -113,15 +116,6 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
     for group, at in (("posterior_predictive", coords), ("prior_predictive", {})):
         if group in outcomes:
             tree[group] = xr.Dataset({name: (by_draw, outcomes[group])}, at | {ROW: ids})
-
-
-def _prior_group(draws: dict[str, np.ndarray], posterior: xr.Dataset) -> xr.Dataset:
-    """Return draws of the prior, with the dimensions and labels of the posterior."""
-    import xarray as xr
-
-    arrays = {name: (posterior[name].dims, x[None]) for name, x in draws.items()}
-    used = {dim for dims, _ in arrays.values() for dim in dims[2:]}
-    return xr.Dataset(arrays, {k: v for k, v in posterior.coords.items() if k in used})
 
 
 def _as_whole_numbers(outcomes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

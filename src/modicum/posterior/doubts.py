@@ -201,8 +201,16 @@ def _steps(stats: dict[str, np.ndarray], target_accept: float) -> Iterator[Modic
             "columns",
             trajectories=count,
         )
-    if "acceptance_rate" in stats and stats["acceptance_rate"].size:
-        yield from _acceptance(stats["acceptance_rate"].mean(axis=1), target_accept)
+    rates = stats.get("acceptance_rate", np.empty(0))
+    worst = int(rates.mean(axis=1).argmin()) if rates.size else 0  # NaN counts as the lowest
+    rate = float(rates[worst].mean()) if rates.size else 1.0
+    if not rate >= 0.625 * target_accept:  # 0.5 for the usual target of 0.8
+        sentence = f"chain {worst} accepted only {rate:.0%} of its proposals"
+        remedy = "tune longer or use a smaller step"
+        if np.isnan(rate):
+            sentence = f"chain {worst} made proposals whose acceptance rate is NaN"
+            remedy = "rescale the columns of the rows or use a proper prior"
+        yield ModicumWarning("acceptance-low", sentence, remedy, chain=worst, rate=rate)
     if "reached_max_treedepth" in stats and stats["reached_max_treedepth"].size:
         share = float(stats["reached_max_treedepth"].mean())
         if not share <= 0.05:
@@ -212,21 +220,6 @@ def _steps(stats: dict[str, np.ndarray], target_accept: float) -> Iterator[Modic
                 "allow deeper trees or tune longer",
                 share=share,
             )
-
-
-def _acceptance(rates: np.ndarray, target_accept: float) -> Iterator[ModicumWarning]:
-    """Check the chain with the lowest acceptance rate; `argmin` takes NaN as the lowest."""
-    worst = int(rates.argmin())
-    rate = float(rates[worst])
-    if rate >= 0.625 * target_accept:  # 0.5 for the usual target of 0.8
-        return
-    if np.isnan(rate):
-        sentence = f"chain {worst} made proposals whose acceptance rate is NaN"
-        remedy = "rescale the columns of the rows or use a proper prior"
-    else:
-        sentence = f"chain {worst} accepted only {rate:.0%} of its proposals"
-        remedy = "tune longer or use a smaller step"
-    yield ModicumWarning("acceptance-low", sentence, remedy, chain=worst, rate=rate)
 
 
 def _check_nested_r_hat(

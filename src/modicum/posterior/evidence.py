@@ -182,7 +182,15 @@ def log_evidence(
     half = draws[bridge]
     draws_ratio = log_joint(sums, half, "evidence") - proposal.log_density(half) - constant
     bridged = _bridge_sampling(draws_ratio, weights[bridge], log_ratio)
-    _warn_if_uncertain(bridged, tail)
+    if not bridged.error <= UNCERTAIN or not np.isfinite(bridged.value):
+        warn_of(
+            "evidence-uncertain",
+            f"the posterior is so far from normal (Pareto k {tail:.2f}) that the log evidence is "
+            f"known to within {bridged.error:.2g} only",
+            "use more points and draws, or compare by leaving rows out (mo.compare)",
+            pareto_k=tail,
+            error=bridged.error,
+        )
     return bridged
 
 
@@ -227,16 +235,3 @@ def _bridge_sampling(posterior: np.ndarray, weights: np.ndarray, proposal: np.nd
 def _inverse(s1: float, s2: float, log_rest: np.ndarray) -> np.ndarray:
     """Return 1 / (s1 + s2 exp(log_rest)), that is q / (s1 q + s2 r g)."""
     return np.asarray(np.exp(-np.logaddexp(np.log(s1), np.log(s2) + log_rest)))
-
-
-def _warn_if_uncertain(evidence: Evidence, tail: float) -> None:
-    if evidence.error <= UNCERTAIN and np.isfinite(evidence.value):
-        return
-    warn_of(
-        "evidence-uncertain",
-        f"the posterior is so far from normal (Pareto k {tail:.2f}) that the log evidence is "
-        f"known to within {evidence.error:.2g} only",
-        "use more points and draws, or compare by leaving rows out (mo.compare)",
-        pareto_k=tail,
-        error=evidence.error,
-    )

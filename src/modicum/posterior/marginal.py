@@ -380,11 +380,23 @@ def _values_by_column(columns: list[str], at: Any) -> dict[str, list[Level]]:  #
 
 
 def _values_of(rows: Population, name: str, chosen: list[Level] | None, few: bool) -> list[Level]:
-    """Return the values at which a column is set: those chosen, or by default."""
+    """Return the values at which a column is set: those chosen, or by default.
+
+    These are all levels, all values if they are few, or a grid between outer percentiles.
+    """
     levels = rows.levels(name)
-    if chosen is None:
-        chosen = _default_values(name, rows.values(name), levels, few)
-    return _as_levels(name, chosen, levels)
+    if chosen is None and levels:
+        return _all_levels(name, levels)
+    if chosen is not None:
+        return _as_levels(name, chosen, levels)
+    values = rows.values(name)
+    distinct = np.unique(values)
+    if len(distinct) <= (len(FEW) if few else FEW_VALUES):
+        return list(distinct.tolist())
+    if few:
+        return list(np.quantile(values.astype(float), FEW).tolist())
+    low, high = np.quantile(values.astype(float), [0.01, 0.99])
+    return list(np.linspace(low, high, GRID).tolist())
 
 
 def _require_chances(model: BaseModel) -> None:
@@ -476,21 +488,6 @@ def _slope(averages: Averages, name: str, setting: Mapping[str, Level]) -> Avera
     others, run = averages.constants(setting), above - below
     ends = [averages.of(others | {name: end}, run) for end in (below, above)]
     return ends[1].compared(ends[0], "difference")
-
-
-def _default_values(
-    name: str, values: np.ndarray, levels: tuple[Level, ...], few: bool
-) -> list[Level]:
-    """Return all levels, all values if they are few, or a grid between outer percentiles."""
-    if levels:
-        return _all_levels(name, levels)
-    distinct = np.unique(values)
-    if len(distinct) <= (len(FEW) if few else FEW_VALUES):
-        return list(distinct.tolist())
-    if few:
-        return list(np.quantile(values.astype(float), FEW).tolist())
-    low, high = np.quantile(values.astype(float), [0.01, 0.99])
-    return list(np.linspace(low, high, GRID).tolist())
 
 
 def _all_levels(name: str, levels: tuple[Level, ...]) -> list[Level]:

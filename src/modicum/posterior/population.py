@@ -83,17 +83,13 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
         fields = [field for field, shape in rows.fields.items() if shape == ()]
         columns = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
         raise SettingError(f"there is no column {name!r}: {names_like(name, columns)}")
-    return _table_values(table, name, len(rows), row_ids)
-
-
-def _table_values(table: object, name: str, number: int, row_ids: np.ndarray) -> np.ndarray:
     source = source_of(table)
     if name not in source.names:
         raise SettingError(f"there is no column {name!r}: {names_like(name, source.names)}")
     values = np.concatenate([_plain(batch.column(name)) for batch in source.batches([name])])
-    if len(values) != number:
+    if len(values) != len(rows):
         raise DataError(
-            f"the table has {len(values):,} rows and {number:,} were fitted, since rows with "
+            f"the table has {len(values):,} rows and {len(rows):,} were fitted, since rows with "
             "missing values were dropped; give the table without these rows."
         )
     return values[row_ids]
@@ -257,9 +253,16 @@ class TablePopulation:
 
     def setting(self, changes: Mapping[str, np.ndarray]) -> Iterator[Batch]:
         """Encode the table with columns set to these values."""
+        import pyarrow as pa
+
         table = self.table
         for name, values in changes.items():
-            table = _with_column(table, name, values)
+            place = table.column_names.index(name)
+            plain = [value.item() if isinstance(value, np.generic) else value for value in values]
+            whole = pa.types.is_integer(table.schema.types[place])
+            floats = whole and all(isinstance(value, float) for value in plain)
+            column = pa.array(plain, pa.float64() if floats else None)
+            table = table.set_column(place, name, column)
         try:
             encoded = self._encoded(table)
         except DataError as fault:  # for instance, values outside the range of a spline
@@ -288,18 +291,6 @@ class TablePopulation:
         has_outcome = all(name in table.column_names for name in self.encoding.needed(outcome=True))
         rows = encode_table(self.encoding, table, outcome=has_outcome, dtype=np.float64)
         return AlignedRows(rows, tuple(rows.fields), first_new=self.first_new)
-
-
-def _with_column(table: pa.Table, name: str, values: np.ndarray) -> pa.Table:
-    """Return a table with a column set to these values."""
-    import pyarrow as pa
-
-    place = table.column_names.index(name)
-    kind = table.schema.types[place]
-    plain = [value.item() if isinstance(value, np.generic) else value for value in values]
-    if pa.types.is_integer(kind) and all(isinstance(v, float) for v in plain):
-        return table.set_column(place, name, pa.array(plain, pa.float64()))
-    return table.set_column(place, name, pa.array(plain))
 
 
 @dataclass(frozen=True)

@@ -187,23 +187,20 @@ class Posterior(FittedDraws):
         """
         post = archive.load(path, cls)
         if model is not None:
-            post._take_model(model)
+            if not isinstance(model, BaseModel):
+                raise SettingError(
+                    f"model must be a model such as mo.Model(...), not {type(model).__name__}."
+                )
+            if post.predictor_spec is not None:
+                raise SettingError("the file holds the model of this posterior: leave `model` out.")
+            if isinstance(model, Model):
+                kinds = {} if post.fit_rows is None else post.fit_rows.schema.kinds
+                shapes = {name: x.shape[2:] for name, x in post.draws.items()}
+                model = model.of_draws(shapes, kinds)  # refuses one with other parameters
+            post.predictor = ModelPredictor(model)
         if data is not None:
             post.take_rows(data)
         return post
-
-    def _take_model(self, model: BaseModel) -> None:
-        """Attach a custom model, after checking that it has the parameters of the draws."""
-        if not isinstance(model, BaseModel):
-            raise SettingError(
-                f"model must be a model such as mo.Model(...), not {type(model).__name__}."
-            )
-        if self.predictor_spec is not None:
-            raise SettingError("the file holds the model of this posterior: leave `model` out.")
-        if isinstance(model, Model):
-            kinds = {} if self.fit_rows is None else self.fit_rows.schema.kinds
-            model = model.of_draws({name: x.shape[2:] for name, x in self.draws.items()}, kinds)
-        self.predictor = ModelPredictor(model)
 
     if not TYPE_CHECKING:  # so that type checkers still find misspelt names
 

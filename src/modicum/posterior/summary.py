@@ -201,7 +201,9 @@ def learning_curve(
             f"lambda draws: draws['beta'].mean(axis=0), not {statistic!r}."
         )
     spent = _passes(post)
-    moments = _evenly_spread(spent) if at is None else np.asarray(at, dtype=float)
+    number = spent.shape[1]  # by default, evenly spread draws
+    places = np.unique(np.linspace(0, number - 1, min(CURVE_POINTS, number)).astype(int))
+    moments = spent.max(axis=0)[places] if at is None else np.asarray(at, dtype=float)
     if moments.ndim != 1 or not np.isfinite(moments).all():
         raise SettingError(f"`at` must be a sequence of finite numbers of passes, not {at!r}.")
     # The last draw each chain had made by each moment.
@@ -230,13 +232,6 @@ def _passes(post: FittedDraws) -> np.ndarray:
     before = post.settings.get("warmup_rows", 0)
     touched = np.cumsum(post.stats["rows_touched"], axis=1, dtype=float)
     return (touched + (before if is_number(before) else 0)) / post.ledger.rows
-
-
-def _evenly_spread(spent: np.ndarray) -> np.ndarray:
-    """Return the passes at evenly spread draws."""
-    number = spent.shape[1]
-    places = np.unique(np.linspace(0, number - 1, min(CURVE_POINTS, number)).astype(int))
-    return np.asarray(spent.max(axis=0)[places])
 
 
 SHOWN = 12  # scalars shown

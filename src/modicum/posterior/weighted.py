@@ -107,18 +107,14 @@ def weighted_quantile(x: Floats, weights: Floats | None, q: ArrayLike) -> Floats
         climb = np.cumsum(share[order], axis=0)
         climb[-1] = 1.0
         if (share < 0).any():
-            climb = _isotonic(climb)
+            from scipy.optimize import isotonic_regression
+
+            climb = np.stack([isotonic_regression(column).x for column in climb.T], axis=1)
         for i, level in enumerate(levels.reshape(-1)):
             # tolerance for rounding in the running sum: a median must not slip by one draw
             at = np.argmax(climb >= min(level, 1.0) - 1e-10, axis=0)
             quantiles[i] = np.take_along_axis(values, at[None], axis=0)[0]
     return quantiles.reshape((*levels.shape, *x.shape[2:]))
-
-
-def _isotonic(climb: Floats) -> Floats:
-    from scipy.optimize import isotonic_regression
-
-    return np.stack([isotonic_regression(column).x for column in climb.T], axis=1)
 
 
 def influence(x: Floats, weights: Floats) -> Floats:
