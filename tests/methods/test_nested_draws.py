@@ -212,6 +212,26 @@ def test_weights_count_as_rows_for_normal_noise():
     np.testing.assert_allclose(one.draws["scale"], other.draws["scale"], rtol=1e-6)
 
 
+def log_densities(table, family):
+    """Log-posterior of draws at known numbers, and these draws."""
+    settings = {"priors": NOISY, "weights": "w", **FIT}
+    post = mo.fit("y ~ x + (1 | g)", table.assign(w=2.0), family, **settings)
+    assert post.settings["method"] == "laplace"
+    return post.stats["lp"], post.draws["scale"]
+
+
+def test_lognormal_outcomes_have_normal_noise_after_taking_logarithms(monkeypatch):
+    table = noisy_groups()
+    normal, scale = log_densities(table, "gaussian")
+    logs, same = log_densities(table.assign(y=np.exp(table["y"])), "lognormal")
+    np.testing.assert_allclose(same, scale, rtol=1e-5)
+    off = 2 * table["y"].sum()  # the density of y is that of its logarithm, over y
+    np.testing.assert_allclose(normal - logs, off, rtol=1e-5)
+    monkeypatch.setattr("modicum.models.families.positive.NormalLogs.of_logs", False)
+    forgotten, _ = log_densities(table.assign(y=np.exp(table["y"])), "lognormal")
+    assert np.all(np.abs(normal - forgotten - off) > 100)
+
+
 SETS, BINS = 250, 10
 SBC = {  # groups, rows of each, and the scale of the prior of their sd
     "few groups": (3, 50, 0.5),

@@ -123,6 +123,8 @@ class BaseModel(ABC):
         """Log-prior of the parameters that `priors_at` leaves out; it counts as quadratic."""
         return jnp.zeros(())
 
+    of_logs: ClassVar[bool] = False  # whether a row's density is that of its outcome's logarithm
+
     def at_known_scale(self) -> BaseModel | None:
         """Return the model with noise of a known scale, if its log-likelihood is then quadratic."""
         return None

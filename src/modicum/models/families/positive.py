@@ -9,7 +9,7 @@ time to the event, which censoring does not change: it only hides some of the ti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import jax
@@ -29,7 +29,13 @@ from modicum.models.families.links import (
     log_wald_tails,
     stirling_rest,
 )
-from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
+from modicum.models.families.real import Gaussian
+from modicum.models.linear_predictor import (
+    Derivatives,
+    Draws,
+    LinearPredictorModel,
+    MeanOutcome,
+)
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import positive_fault, time_fault
 from modicum.models.priors import Normal
@@ -198,6 +204,25 @@ class Lognormal(ExtraParameter, _Accelerated):
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """The square of the scale."""
         return draws["scale"] ** 2
+
+    def at_known_scale(self) -> NormalLogs | None:
+        """Return the model of the logarithms with a scale of 1, as `Gaussian` does."""
+        if self.modelled or self.outcome_fields != ("y",):
+            return None
+        shared = {field.name: getattr(self, field.name) for field in fields(LinearPredictorModel)}
+        return NormalLogs(**shared, scale=1.0)
+
+
+@dataclass(frozen=True, repr=False)
+class NormalLogs(Gaussian):
+    """Normal logarithms of the outcomes: lognormal regression but for the product of these."""
+
+    of_logs: ClassVar[bool] = True
+
+    def outcome(self, batch: Batch) -> jax.Array:
+        """Logarithm of the outcome of each row."""
+        y = super().outcome(batch)
+        return namespace(y).log(y)
 
 
 @dataclass(frozen=True, repr=False)
