@@ -32,6 +32,7 @@ from modicum.cli import app
 from modicum.methods import METHODS
 
 RECORD = Path(__file__).with_suffix(".json")
+CHAINS = mo.Auto(laplace=False)
 RUN = {"draws": 25, "tune": 25, "chains": 2, "random_seed": 1, "progressbar": False}
 N = 1200
 WRITE = bool(os.environ.get("WRITE"))
@@ -79,11 +80,12 @@ def arrays() -> mo.Rows:
 
 
 def fitted(formula: str, family: str = "logistic", **settings: object) -> Callable[[], Draws]:
-    return lambda: mo.fit(formula, trips(), family, **(RUN | settings)).draws
+    return lambda: mo.fit(formula, trips(), family, **({"method": CHAINS} | RUN | settings)).draws
 
 
 def sampled(method: type[mo.methods.Method]) -> Callable[[], Draws]:
     made = method(step_size=1e-3) if method is mo.PSGLD else method()
+    made = CHAINS if made == mo.Auto() else made
     return lambda: mo.sample(mo.models.Logistic(), arrays(), method=made, **RUN).draws
 
 
@@ -91,14 +93,14 @@ def from_store() -> Draws:
     with tempfile.TemporaryDirectory() as folder:
         columns = {"outcome": "late", "predictors": ["hour", "dist"]}
         rows = mo.rows.ingest(trips(), f"{folder}/store", **columns, progressbar=False)
-        return mo.sample(mo.models.Logistic(), rows, **RUN).draws
+        return mo.sample(mo.models.Logistic(), rows, method=CHAINS, **RUN).draws
 
 
 def from_digest() -> Draws:
     formula = "late ~ dist + carrier"
     post = mo.fit(formula, trips(), method="laplace", **RUN)
     digest = mo.digest(post, trips(), size=400, random_seed=1, progressbar=False)
-    return mo.fit(formula, digest, **RUN).draws
+    return mo.fit(formula, digest, method=CHAINS, **RUN).draws
 
 
 def from_sklearn() -> Draws:
@@ -106,14 +108,22 @@ def from_sklearn() -> Draws:
 
     settings = {"draws": 25, "tune": 25, "chains": 2, "random_state": 1}
     table = trips()
-    fit = Regressor("poisson", **settings).fit(table[["hour", "dist"]], table["calls"])
+    fit = Regressor("poisson", method=CHAINS, **settings).fit(
+        table[["hour", "dist"]], table["calls"]
+    )
     return fit.posterior_.draws
 
 
 def from_command_line() -> Draws:
     with tempfile.TemporaryDirectory() as folder:
         trips().to_parquet(f"{folder}/trips.parquet")
-        command = ["fit", f"{folder}/trips.parquet", "late ~ dist + carrier"]
+        command = [
+            "fit",
+            f"{folder}/trips.parquet",
+            "late ~ dist + carrier",
+            "--set",
+            "laplace=False",
+        ]
         options = {"out": f"{folder}/run", "draws": "25", "tune": "25", "chains": "2", "seed": "1"}
         result = CliRunner().invoke(app, [*command, *(f"--{k}={v}" for k, v in options.items())])
         assert result.exit_code == 0, result.output

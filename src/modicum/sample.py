@@ -117,9 +117,12 @@ class RunSettings:
             )
 
     def sampler(self, rows: Rows | Digest) -> Method:
-        """Return the method for these rows; "auto" runs chains if settings of chains are given."""
+        """Return the method for these rows; "auto" runs chains if settings of chains are given.
+
+        `tune` is not one of these: users of other libraries give it to every fit.
+        """
         method = self.method
-        of_chains = (self.tune, self.parallel, self.superchains) != (None, None, None)
+        of_chains = (self.parallel, self.superchains) != (None, None)
         if isinstance(method, Auto) and (of_chains or self.thin != 1):
             method = Auto(laplace=False)
         if isinstance(rows, Digest):
@@ -200,9 +203,10 @@ def sample(
         rows: if there are too few rows for subsampling to pay, if a pilot study shows that
         subsampling would give a wrong answer, or if several modes or none were found.
     draws, tune
-        Draws to keep per chain, and warm-up iterations before them; both default to 1,000. Giving
-        `tune` (or `thin`, `parallel` or `superchains`) asks for chains: "auto" then chooses
-        between HMC-ECS and NUTS.
+        Draws to keep per chain, and warm-up iterations before them; both default to 1,000. If
+        "auto" takes independent draws, there are chains times draws of these and no warm-up.
+        Giving `thin`, `parallel` or `superchains` asks for chains: "auto" then chooses between
+        HMC-ECS and NUTS.
     chains
         Number of independent chains. "auto" runs 4 on a CPU and for methods that read all rows, and
         on an accelerator 1,024, or as many as fit its memory, in 16 superchains.
@@ -294,6 +298,8 @@ def draw(
             task = with_fixed_nodes(task)
             method, plan = method.decide(task)
         if "method" in plan.tuning:
+            if plan.history is not None and settings.tune:
+                plan.tuning["method"] += f" They need no warm-up: tune={settings.tune} is not used."
             say(str(plan.tuning["method"]), progressbar)
         if not method.of_few_rows:  # "auto" may have chosen it
             task = task.of_few_chains()

@@ -54,7 +54,7 @@ def test_no_clock_decides(post, monkeypatch):
     assert again.tuning["method"] != post.tuning["method"]  # only the reported seconds differ
 
 
-@pytest.mark.parametrize("setting", [{"tune": 20}, {"thin": 2}, {"parallel": "stacked"}])
+@pytest.mark.parametrize("setting", [{"thin": 2}, {"parallel": "stacked"}])
 def test_who_asks_for_chains_gets_chains(setting, monkeypatch):
     asked = []
 
@@ -66,6 +66,14 @@ def test_who_asks_for_chains_gets_chains(setting, monkeypatch):
     refused(mo.SettingError, "enough", mo.sample, M.Logistic(), ROWS, draws=20, **setting, **RUN)
     refused(mo.SettingError, "enough", mo.sample, M.Logistic(), ROWS, draws=20, **RUN)
     assert asked == [mo.Auto(laplace=False), mo.Auto()]
+
+
+def test_a_warm_up_by_habit_asks_for_no_chain(post):
+    same = mo.sample(M.Logistic(), ROWS, draws=500, tune=700, **RUN)
+    np.testing.assert_array_equal(same.draws["beta"], post.draws["beta"])
+    assert same.tuning["method"].endswith(" They need no warm-up: tune=700 is not used.")
+    assert same.settings["tune"] == 0
+    assert "tune" not in post.tuning["method"]
 
 
 def test_settings_of_a_method_on_the_command_line_say_which_is_meant():

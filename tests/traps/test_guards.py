@@ -153,7 +153,7 @@ def test_tails_are_noisy_by_their_fall():
 def test_the_default_is_right_where_hmc_ecs_runs_off():
     model, rows = positive_times(10)
     run = {"tune": 1_000, "chains": 4}
-    post = quick(model, rows, method="auto", draws=1_000, **run)
+    post = quick(model, rows, method=mo.Auto(laplace=False), draws=1_000, **run)
     ran_off = quick(model, rows, method="hmc-ecs", draws=1_000, **run)
     assert post.settings["method"] == "nuts"
     assert [doubt.code for doubt in post.warnings] == []

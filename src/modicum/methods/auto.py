@@ -63,7 +63,7 @@ class Auto(Method):
     Parameters
     ----------
     laplace
-        Whether weighted normal draws may be chosen. `mo.sample` excludes them if `tune`, `thin`,
+        Whether weighted normal draws may be chosen. `mo.sample` excludes them if `thin`,
         `parallel` or `superchains` is given, since these are settings of chains.
 
     Examples

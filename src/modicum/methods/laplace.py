@@ -61,7 +61,8 @@ from modicum.random import Stream, generator
 from modicum.run.runner import History
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
-BLOCK = 1_024  # rows and draws evaluated at once, so that a block of each stays in the caches
+BLOCK = 1_024  # rows evaluated at once, so that they stay in the caches
+DRAWS = 256  # draws evaluated at once: a search along axes asks for some hundred at a time
 
 
 class PoolWeights(NamedTuple):
@@ -138,10 +139,10 @@ class WeighingPool:
         """Yield slices of draws and of rows, and d_i / c_i for these, (draws, rows)."""
         evaluate = partial(_block_values, self.about.control_variate)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            for first in range(0, len(z), BLOCK):
-                block = slice(first, first + BLOCK)
+            for first in range(0, len(z), DRAWS):
+                block = slice(first, first + DRAWS)
                 draws = len(z[block])
-                padding = np.repeat(z[-1:], BLOCK - draws, axis=0)
+                padding = np.repeat(z[-1:], DRAWS - draws, axis=0)
                 filled = np.concatenate([z[block], padding])
 
                 @in_double_precision

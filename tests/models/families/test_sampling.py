@@ -8,13 +8,14 @@ from helpers.outcomes import DRAWN, family, family_rows
 from helpers.refusals import unwarned
 from helpers.targets import all_of, disagreements, exact_draws, flat_draws, softplus
 
+CHAINS = mo.Auto(laplace=False)
 RUN = {"draws": 500, "tune": 400, "chains": 2, "random_seed": 3, "progressbar": False}
 QUICK = ("Binomial",)  # the others take long to compile
 
 
 def _run(name, rows, **settings):
     with unwarned():  # the runs are short
-        return mo.sample(family(name), rows, **(RUN | settings))
+        return mo.sample(family(name), rows, **({"method": CHAINS} | RUN | settings))
 
 
 def _check(name):
@@ -63,8 +64,10 @@ def test_quantiles_match_the_outcome():
     rng = np.random.default_rng(4)
     x = rng.normal(size=(20_000, 2))
     rows = mo.Rows(x=x, y=x @ [0.5, -0.3] + rng.normal(size=20_000))
-    exact = mo.sample(mo.models.AsymmetricLaplace(quantile=0.8), rows, **RUN)
-    smooth = mo.sample(mo.models.AsymmetricLaplace(quantile=0.8, smoothing=0.2), rows, **RUN)
+    exact = mo.sample(mo.models.AsymmetricLaplace(quantile=0.8), rows, method=CHAINS, **RUN)
+    smooth = mo.sample(
+        mo.models.AsymmetricLaplace(quantile=0.8, smoothing=0.2), rows, method=CHAINS, **RUN
+    )
     assert smooth.tuning["subsample"]["value"] < exact.tuning["subsample"]["value"]
     for post in (exact, smooth):
         assert abs(post.mean("intercept") - 0.8416) < 0.04  # the 0.8-quantile of the noise

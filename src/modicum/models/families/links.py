@@ -58,13 +58,18 @@ def _series(x: jax.Array) -> jax.Array:
     return total * inverse
 
 
+@differentiable(slope=lambda x: jnp.sum(1 / (x[..., None] + jnp.arange(FAR, dtype=x.dtype)), -1))
+def _log_ten_factors(x: jax.Array) -> jax.Array:
+    """log of gamma(x + 10) / gamma(x) = x (x + 1) ... (x + 9): one logarithm, not ten."""
+    q = x * (x + 9)  # (x + 1) (x + 8) = q + 8, and so on
+    return jnp.log(q * (q + 8) * (q + 14) * (q + 18) * (q + 20))
+
+
 def stirling_rest(x: jax.Array) -> jax.Array:
     """log-gamma minus Stirling's formula (x - 1/2) log x - x + log(2 pi) / 2, for x > 0."""
     x = jnp.asarray(x)
     near, far = jnp.minimum(x, FAR), jnp.maximum(x, FAR)
-    steps = jnp.arange(FAR, dtype=near.dtype)
-    below = jnp.sum(jnp.log(near[..., None] + steps), axis=-1)  # log of gamma(x + 10) / gamma(x)
-    shifted = _leading(near + FAR) + _series(near + FAR) - below
+    shifted = _leading(near + FAR) + _series(near + FAR) - _log_ten_factors(near)
     return jnp.where(x < FAR, shifted - _leading(near), _series(far))
 
 
