@@ -9,7 +9,7 @@ import modicum as mo
 from helpers.interrupted import task_of
 from modicum.kernels.whitening import along_curves
 from modicum.methods import full_data
-from modicum.methods.skewed_axes import KEPT, skewed_axes
+from modicum.methods.skewed_axes import KEPT, curved_ridges, skewed_axes
 from modicum.passes import Anchor
 
 M = mo.models
@@ -59,6 +59,34 @@ def test_along_an_axis_quantiles_are_the_posteriors():
     exact = 3 * ndtri(norm.cdf([-3.0, -1.0, 0.0, 1.0, 2.0]) / 2)  # of the half-normal itself
     np.testing.assert_allclose(z[:, 0], exact, atol=0.1)
     assert np.all(z[:, 1:] == 0)
+
+
+def bent(z):
+    """`walled`, with a second coordinate that moves with e^(first), as an intercept beside zeros."""
+    moved = z[:, 1] - np.expm1(z[:, 0]) + z[:, 0]
+    return walled(np.c_[z[:, 0], moved, z[:, 2]])
+
+
+def test_other_coordinates_follow_a_bent_ridge():
+    straight = skewed_axes(bent, np.zeros(3), anchor_of(np.eye(3)))
+    ridges = curved_ridges(bent, np.zeros(3), straight)
+    assert curved_ridges(bent, np.zeros(3), ridges) is None
+    u = np.random.default_rng(1).standard_normal((4_000, 3))
+
+    def weighted(curves):
+        z, log_volume = along_curves(u, curves)
+        log = bent(z) + log_volume + np.sum(u**2, axis=1) / 2
+        weight = np.exp(log - log.max())
+        weight /= weight.sum()
+        return weight @ z[:, 1], 1 / np.sum(weight**2) / len(weight)
+
+    mean, share = weighted(ridges)
+    s = np.linspace(-20, 1, 20_001)
+    at = np.exp(walled(np.c_[s, 0 * s]))
+    exact = np.average(np.expm1(s) - s, weights=at)
+    assert share > 0.95
+    assert abs(mean - exact) < 4 * 2.5 / np.sqrt(4_000 * share)  # its sd is below 2.5
+    assert weighted(straight)[1] < 0.7
 
 
 def test_a_normal_posterior_has_no_skewed_axis():
@@ -148,3 +176,26 @@ def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_used(rows):
     method, plan = mo.Auto(laplace=False).decide(task_of(MODEL, rows))
     assert method.name == "nuts"
     assert "posterior sd from its mode, about which HMC-ECS expands; about" in plan.tuning["method"]
+
+
+@pytest.mark.slow
+def test_zeros_that_need_no_inflation_take_draws_along_the_ridge():
+    """The share of zeros beyond Poisson's runs to 0, and the intercept makes up for it."""
+    counts = np.random.default_rng(1).poisson(1.6, 2_000)
+    post = mo.fit("y ~ 1", {"y": counts}, family="zero-inflated-poisson", draws=2_000, **RUN)
+    assert post.settings["method"] == "laplace"
+    assert post.warnings == []
+    a, u = np.linspace(0.2, 0.8, 401)[:, None], np.linspace(-18, 0, 1_801)[None]
+    zeros, total = np.sum(counts == 0), counts.sum()
+    log = zeros * np.logaddexp(u, -np.exp(a)) - 2_000 * np.logaddexp(0, u)
+    log = log + total * a - (2_000 - zeros) * np.exp(a) - (a - np.log(total / 2_000)) ** 2 / 200
+
+    def means(prior_sd):
+        weight = np.exp(log - u**2 / (2 * prior_sd**2) - log.max())
+        return [float(np.sum(weight * v) / weight.sum()) for v in (a, 1 / (1 + np.exp(-u)))]
+
+    off = []
+    for prior_sd in (2.5, 0.5):  # the default prior, and another as a negative control
+        found = post.summary().loc[["intercept", "zero_inflation"]]
+        off.append(np.max(np.abs(found["mean"] - means(prior_sd)) / found["mcse_mean"]))
+    assert off[0] < 4 < off[1]

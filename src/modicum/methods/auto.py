@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -23,16 +23,19 @@ from modicum.methods.full_data import NUTS, WIDER
 from modicum.methods.laplace import (
     ENOUGH,
     GIVEN_SCALES,
+    MOST_POOL,
+    NOISY,
     Density,
     Laplace,
     NormalDensity,
+    WeighingPool,
     nested_density,
     nested_suffices,
 )
 from modicum.methods.method import Method, Parameters, Plan, Task
 from modicum.methods.pilot.pilot_draws import ANCHOR_FAR
 from modicum.methods.pilot.study import Weights, weigh
-from modicum.methods.skewed_axes import KEPT, may_be_curved, skewed_axes
+from modicum.methods.skewed_axes import KEPT, curved_ridges, may_be_curved, skewed_axes
 from modicum.methods.without_mode import may_have_mean
 from modicum.runtime import in_double_precision
 
@@ -146,11 +149,17 @@ def _weighted_draws(
     except ConvergenceError as error:
         return None, f"not taken: {error}"
     if not density.suffices(proposals.verdict) and may_be_curved(task, anchor):
+        if proposals.verdict.noise > NOISY and len(task.rows) <= MOST_POOL:
+            # too noisy a pool to see the shape of the posterior, and all rows are few
+            method = replace(method, pool=len(task.rows))
+            pool = WeighingPool(weights, len(task.rows))
         curves = skewed_axes(pool.log_posterior, centre, anchor, pool.whitened)
         task.cache[KEPT] = curves
-        if curves is not None:
+        while curves is not None and not density.suffices(proposals.verdict):
             density = NormalDensity(centre, curves)
             pool, proposals = method.weighed(weights, ENOUGH, density)
+            if not density.suffices(proposals.verdict):
+                curves = curved_ridges(pool.log_posterior, centre, curves)
     if not density.suffices(proposals.verdict):
         task.cache[LONGER] = proposals.verdict.share < FEW
         return None, f"not taken: {proposals.verdict.numbers(pool.rows)}"

@@ -62,6 +62,7 @@ from modicum.run.runner import History
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 BLOCK = 1_024  # rows evaluated at once, so that they stay in the caches
+LOST = 1e12  # a proxy so large, hundreds of sds away, that its residuals are rounding errors
 DRAWS = 256  # draws evaluated at once: a search along axes asks for some hundred at a time
 
 
@@ -119,7 +120,9 @@ class WeighingPool:
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
         away = 0.5 * np.sum((z - about.centre) ** 2, axis=1)
-        return PoolWeights(total + about.log_proxy(z) + away, self._noise(slopes / len(z)))
+        proxy = about.log_proxy(z)
+        log_ratio = np.where(np.abs(proxy) > LOST, -np.inf, total + proxy + away)
+        return PoolWeights(log_ratio, self._noise(slopes / len(z)))
 
     @property
     def whitened(self) -> np.ndarray | None:

@@ -11,11 +11,16 @@ An axis is skewed if the log-posterior two standard deviations away differs from
 distribution. The posterior along it is then computed on a grid, by density evaluations alone. The
 resulting curves (`modicum.kernels.whitening`) serve as coordinates for NUTS and HMC, and as
 proposals for weighted draws.
+
+If such proposals are poor, the mode of all other coordinates given a place on an axis may leave the
+straight line: it is followed by Newton's method, with differences for slopes and curvatures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -47,6 +52,10 @@ STEEP = 5.0  # fall of the log-posterior between neighbouring places that marks 
 DOUBLINGS = 9  # of half a standard deviation, until the log-posterior is that low
 GRID, COARSE = 129, 41  # points of the grid: for proposals, and for coordinates alone
 FINE = 2_001  # points of the interpolated density
+FOLLOWED = np.linspace(-4.0, 4.0, 17)  # where a ridge is found, in normal quantiles
+FOLLOWS = 3  # sweeps of Newton's method along a ridge
+NEAR = 0.7  # distance of differences there, in standard deviations
+BENT = 30_000  # most density evaluations for ridges
 
 
 def skewed_axes(
@@ -78,15 +87,98 @@ def skewed_axes(
     axes = _axes(log_posterior, centre, _candidates(anchor, rows))
     if axes is None:
         return None
-    medians = np.zeros(axes.shape[1])
+    count = axes.shape[1]
+    medians = np.zeros(count)
+
+    def along(places: np.ndarray) -> np.ndarray:
+        others = np.tile(medians, (count, 1))
+        np.fill_diagonal(others, 0.0)
+        points = (centre + others @ axes.T)[:, None] + places[:, :, None] * axes.T[:, None]
+        return log_posterior(points.reshape(-1, len(centre))).reshape(places.shape)
+
     for _ in range(SWEEPS):
-        quantiles = _quantiles(log_posterior, centre, axes, medians, grid, finer_at_walls)
+        quantiles = _quantiles(along, count, grid, finer_at_walls)
         with_quantiles = [k for k, q in enumerate(quantiles) if q is not None]
         if not with_quantiles:
             return None
         medians = np.array([0.0 if q is None else q[NODES // 2] for q in quantiles])
     kept = [q for q in quantiles if q is not None]
     return Curves(axes[:, with_quantiles], np.stack([_pieces(q) for q in kept]))  # type: ignore[arg-type]
+
+
+def curved_ridges(log_posterior: LogPosterior, centre: np.ndarray, curves: Curves) -> Curves | None:
+    """Let all other coordinates follow the ridge of the posterior along its skewed axes, in turn.
+
+    None if they do already, if no axis is skewed by itself, and where it would take too long.
+    """
+    axes = np.asarray(curves.axes)
+    axes = axes[:, _deviations(log_posterior, centre, axes.T) > SKEWED]
+    d, count = axes.shape
+    if curves.ridges is not None or not 0 < count * len(FOLLOWED) * FOLLOWS * (2 * d + 1) < BENT:
+        return None
+    rest = np.linalg.svd(axes)[0][:, count:]
+    pieces, ridges = np.zeros((count, NODES - 1, 4)), np.zeros((count, NODES - 1, 4, d))
+    for k in range(count):
+        ridge = _Ridge(centre, axes[:, k], np.c_[axes[:, k + 1 :], rest])
+        quantiles = _quantiles(partial(ridge.along, log_posterior), 1)[0]
+        for _ in range(FOLLOWS):
+            if quantiles is None:
+                return None
+            ridge = ridge.followed(log_posterior, quantiles)
+            quantiles = _quantiles(partial(ridge.along, log_posterior), 1)[0]
+        if quantiles is None:
+            return None
+        pieces[k], ridges[k] = _pieces(quantiles), _pieces_through(ridge.shift(quantiles))
+        middle = quantiles[NODES // 2]
+        centre = centre + middle * ridge.axis + ridge.shift(middle)
+    return Curves(axes, pieces, ridges)  # type: ignore[arg-type]
+
+
+class _Ridge(NamedTuple):
+    """The mode of some coordinates given the place on an axis, and the volume about it."""
+
+    centre: np.ndarray
+    axis: np.ndarray
+    others: np.ndarray  # orthonormal columns that move, (d, m)
+    places: np.ndarray = np.array([0.0, 1.0])
+    modes: np.ndarray = np.zeros((2, 0))  # (places, m); none: 0 everywhere
+    log_volume: np.ndarray = np.zeros(2)
+
+    def shift(self, places: np.ndarray) -> np.ndarray:
+        """Return how far all coordinates have moved at these places, (..., d)."""
+        if not self.modes.size:
+            return np.zeros((*places.shape, len(self.axis)))
+        return self._between(self.modes, places) @ self.others.T
+
+    def _between(self, values: np.ndarray, places: np.ndarray) -> np.ndarray:
+        from scipy.interpolate import PchipInterpolator
+
+        inside = np.clip(places, self.places[0], self.places[-1])
+        return np.asarray(PchipInterpolator(self.places, values)(inside))
+
+    def points(self, places: np.ndarray) -> np.ndarray:
+        """Return points of the ridge, (..., d)."""
+        return self.centre + places[..., None] * self.axis + self.shift(places)
+
+    def along(self, log_posterior: LogPosterior, places: np.ndarray) -> np.ndarray:
+        """Return the log-posterior on the ridge, times the volume about it."""
+        values = log_posterior(self.points(places).reshape(-1, len(self.axis)))
+        return values.reshape(places.shape) + self._between(self.log_volume, places)
+
+    def followed(self, log_posterior: LogPosterior, quantiles: np.ndarray) -> _Ridge:
+        """Take one step of Newton's method, by differences, at some of the quantiles."""
+        places = np.interp(FOLLOWED, FIRST + STEP * np.arange(NODES), quantiles)
+        places += 1e-9 * np.arange(len(places))
+        at, aside = self.points(places)[:, None], NEAR * self.others.T
+        points = np.concatenate([at + aside, at - aside, at], axis=1)
+        values = log_posterior(points.reshape(-1, len(self.axis))).reshape(len(places), -1)
+        up, down = np.split(values[:, :-1], 2, axis=1)
+        curvature = np.clip((2 * values[:, -1:] - up - down) / NEAR**2, 0.25, 25.0)
+        step = np.clip((up - down) / (2 * NEAR) / curvature, -5.0, 5.0)
+        modes = self.shift(places) @ self.others + np.nan_to_num(step)
+        return self._replace(
+            places=places, modes=modes, log_volume=-0.5 * np.log(curvature).sum(axis=1)
+        )
 
 
 def may_be_curved(task: Task, anchor: Anchor) -> bool:
@@ -193,12 +285,7 @@ def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
 
 def _axes(log_posterior: LogPosterior, centre: np.ndarray, along: np.ndarray) -> np.ndarray | None:
     """Return orthonormal axes, (d, k), along which the posterior is skewed, most skewed first."""
-    ends = np.concatenate([centre + AWAY * along, centre - AWAY * along])
-    with np.errstate(invalid="ignore"):
-        fall = log_posterior(np.concatenate([centre[None], ends]))
-        off = np.abs(fall[1:] - fall[0] + AWAY**2 / 2).reshape(2, -1).max(axis=0)
-    # Cap walls, so that among them the earliest candidates win: they are orthogonal to the wall.
-    off = np.where(np.isfinite(off), np.minimum(off, WALL), WALL)
+    off = _deviations(log_posterior, centre, along)
     axes = np.zeros((len(centre), 0))
     for j in np.argsort(-off, kind="stable"):
         if off[j] <= SKEWED or axes.shape[1] == MOST:
@@ -210,36 +297,39 @@ def _axes(log_posterior: LogPosterior, centre: np.ndarray, along: np.ndarray) ->
     return axes if axes.shape[1] else None
 
 
+def _deviations(log_posterior: LogPosterior, centre: np.ndarray, along: np.ndarray) -> np.ndarray:
+    """Return how far the posterior is from normal two standard deviations away along unit vectors.
+
+    Walls are capped, so that among them the earliest candidates win: they are orthogonal to one.
+    """
+    ends = np.concatenate([centre + AWAY * along, centre - AWAY * along])
+    with np.errstate(invalid="ignore"):
+        fall = log_posterior(np.concatenate([centre[None], ends]))
+        off = np.abs(fall[1:] - fall[0] + AWAY**2 / 2).reshape(2, -1).max(axis=0)
+    return np.where(np.isfinite(off), np.minimum(off, WALL), WALL)
+
+
 def _quantiles(
-    log_posterior: LogPosterior,
-    centre: np.ndarray,
-    axes: np.ndarray,
-    medians: np.ndarray,
-    grid: int,
-    finer_at_walls: bool,
+    along: LogPosterior, count: int, grid: int = GRID, finer_at_walls: bool = False
 ) -> list[np.ndarray | None]:
-    """Return quantiles along each axis at every node, with the other axes at their medians.
+    """Return quantiles along each axis at every node; `along` takes places (axes, S) on them.
 
     None for an axis along which the posterior does not decay within the range searched.
     """
-    count = axes.shape[1]
 
-    def along(places: np.ndarray) -> np.ndarray:
-        """Return the log-posterior at places (k, S) on each axis, less its maximum there."""
-        others = np.tile(medians, (count, 1))
-        np.fill_diagonal(others, 0.0)
-        points = (centre + others @ axes.T)[:, None] + places[:, :, None] * axes.T[:, None]
-        values = log_posterior(points.reshape(-1, len(centre))).reshape(places.shape)
+    def below(places: np.ndarray) -> np.ndarray:
+        """Return the log-posterior on each axis, less its maximum there."""
+        values = along(places)
         values = np.where(np.isnan(values), -np.inf, values)
         highest = values.max(axis=1, keepdims=True)
         return values - np.where(np.isfinite(highest), highest, 0.0)
 
     far = 0.5 * 2.0 ** np.arange(DOUBLINGS)
     places = np.tile(np.r_[-far[::-1], 0.0, far], (count, 1))
-    values = along(places)
+    values = below(places)
     for spaced in (_within, _finer_at_walls if finer_at_walls else _within):
         places = np.stack([spaced(*one, grid) for one in zip(places, values, strict=True)])
-        values = along(places)
+        values = below(places)
     return [_inverse(*one) for one in zip(places, values, strict=True)]
 
 
@@ -296,3 +386,10 @@ def _pieces(quantiles: np.ndarray) -> np.ndarray:
     if not np.all(smooth(between, 1) > 0):
         smooth = PchipInterpolator(nodes, increasing)
     return np.moveaxis(smooth.c, 0, 1)
+
+
+def _pieces_through(values: np.ndarray) -> np.ndarray:
+    """Return the coefficients of curves through `values` (nodes, d) at the nodes."""
+    from scipy.interpolate import PchipInterpolator
+
+    return np.moveaxis(PchipInterpolator(FIRST + STEP * np.arange(NODES), values).c, 0, 1)
