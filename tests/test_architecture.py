@@ -46,9 +46,9 @@ ORDER = (  # from the top down; packages on one line may use each other
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 7_630,
     "rows": 6_930,
-    "methods": 6_450,
+    "methods": 6_510,
     "posterior": 5_990,
-    "kernels": 4_300,
+    "kernels": 4_240,
     "passes": 3_080,
     "": 3_165,
     "run": 1_400,

@@ -298,9 +298,11 @@ def draw(
             task = with_fixed_nodes(task)
             method, plan = method.decide(task)
         if "method" in plan.tuning:
+            line = str(plan.tuning["method"])
             if plan.history is not None and settings.tune:
-                plan.tuning["method"] += f" They need no warm-up: tune={settings.tune} is not used."
-            say(str(plan.tuning["method"]), progressbar)
+                line += f" They need no warm-up: tune={settings.tune} is not used."
+            plan.tuning["method"] = line
+            say(line, progressbar)
         if not method.of_few_rows:  # "auto" may have chosen it
             task = task.of_few_chains()
             layout = Layout(task.chains)

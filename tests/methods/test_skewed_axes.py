@@ -62,7 +62,7 @@ def test_along_an_axis_quantiles_are_the_posteriors():
 
 
 def bent(z):
-    """`walled`, with a second coordinate that moves with e^(first), as an intercept beside zeros."""
+    """`walled`, beside a coordinate that moves with e^(first), as intercepts beside zeros do."""
     moved = z[:, 1] - np.expm1(z[:, 0]) + z[:, 0]
     return walled(np.c_[z[:, 0], moved, z[:, 2]])
 
