@@ -220,7 +220,9 @@ def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
         if not np.std(ratios) < NORMAL:  # NaN: far from normal as well
             rows = _whitened_rows(task, anchor)
             curves = skewed_axes(log_posterior, 0 * z[0], anchor, rows, COARSE)
-        return {} if curves is None else {k: np.asarray(v) for k, v in curves._asdict().items()}
+        if curves is None:
+            return {}
+        return {"axes": np.asarray(curves.axes), "pieces": np.asarray(curves.pieces)}
 
     def read(arrays: dict[str, np.ndarray]) -> Curves | None:
         return Curves(**arrays) if arrays else None  # type: ignore[arg-type]
