@@ -309,7 +309,7 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     assert said.exit_code == 0, said.output
     report = (out / "report.html").read_text()
     assert formula in report
-    assert "<figcaption>dose</figcaption>" in report  # the effect of a column, from the file
+    assert "<figcaption><strong>dose</strong>" in report  # the effect of a column, from the file
     assert "report.html" in said.stdout
     post = mo.Posterior.load(out / "posterior")
     mine = mo.fit(formula, table, progressbar=False, **IN_PYTHON)

@@ -21,6 +21,7 @@ from modicum.posterior.group_effects import terms_of
 from modicum.posterior.marginal import by_class
 from modicum.posterior.ppc import new_axes, pyplot, survival_table
 from modicum.posterior.smooth_curves import smooths_of
+from modicum.posterior.summary import added_words, interval_words, prob_of
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ METHOD_COLOURS = {
 
 OTHER = "#555555"
 MOMENTS = 60  # points along an error curve
+MOST_MARKED = 25  # points of a curve that are marked
 MOST_NAMED = 60  # beyond this many levels, the axis is not labelled by level
 
 
@@ -208,7 +210,8 @@ def survival(
     ax.plot(table.index, table["mean"], color=colour, label="posterior")
     kaplan_meier, of_steps = table["kaplan_meier"], {"color": "black", "lw": 1}
     ax.step(table.index, kaplan_meier, where="post", label="Kaplan-Meier", **of_steps)
-    ax.set(xlabel="time", ylabel="chance of survival", ylim=(0, 1.02))
+    ax.set(xlabel=post.outcome_name(), ylim=(0, 1.02))
+    ax.set_ylabel(f"chance of survival\n{interval_words(prob)}")
     ax.legend(frameon=False)
     ax.grid(alpha=0.3)
     return ax
@@ -229,20 +232,19 @@ def _effect(ax: Axes, table: pd.DataFrame, label: str | None, shift: float) -> N
     """Draw a curve over numbers, or intervals by level, moved by `shift`."""
     low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
     quantity = table.attrs.get("quantity", "expected outcome")
+    axis = f"{quantity}\n{interval_words(prob_of(table))}"
     if table.index.dtype.kind in "fiu" and len(table) > 2:
         x = table.index.to_numpy(float)
-        (line,) = ax.plot(x, table["mean"], marker="o", markersize=3, label=label)
+        marker = "o" if len(x) <= MOST_MARKED else ""
+        (line,) = ax.plot(x, table["mean"], marker=marker, markersize=3, label=label)
         ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        ax.set(xlabel=str(table.index.name), ylabel=quantity)
+        ax.set(xlabel=str(table.index.name), ylabel=axis)
         return
     mean, names = table["mean"].to_numpy(), [str(value) for value in table.index]
     _intervals(ax, low, mean, high, names, label=label, shift=shift)
     if low.min() < 0 < high.max():
         ax.axvline(0, color=OTHER, linewidth=0.8)
-    ax.set(
-        ylabel=str(table.index.name),
-        xlabel=f"{quantity}: mean and {table.columns[2]}-{table.columns[3]} interval",
-    )
+    ax.set(ylabel=str(table.index.name), xlabel=axis)
 
 
 def cost(posteriors: Mapping[str, Posterior], *, ax: Axes | None = None) -> Axes:
@@ -450,7 +452,8 @@ def caterpillar(
     -------
     matplotlib.axes.Axes
     """
-    table = _effect_table(post, group, effect, levels, prob).sort_values("mean")
+    name, table = _effect_name(post, group, effect), post.effects(group, levels=levels, prob=prob)
+    table = group_effects.one_effect(table, name).sort_values("mean")
     low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
     named = len(table) <= MOST_NAMED
     ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(table)) if named else (6.0, 5.0))
@@ -464,7 +467,7 @@ def caterpillar(
     else:
         ax.set_yticks([])
         ax.set_ylabel(f"{len(table):,} levels of {group}")
-    ax.set_xlabel(f"effect of {group}: mean and {prob:.0%} interval")
+    ax.set_xlabel(f"{added_words(name)}\n{interval_words(prob)}")
     return ax
 
 
@@ -524,7 +527,7 @@ def shrinkage(
     ax.axhspan(-wide, wide, color=OTHER, alpha=0.12, label=f"{prob:.0%} of new levels", zorder=0)
     ax.axhline(0, color=OTHER, linewidth=0.8)
     ax.set(xscale="log", xlabel=f"rows per {group}", ylim=(-edge, edge))
-    ax.set_ylabel(f"effect of {name}")
+    ax.set_ylabel(added_words(name))
     ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     return ax
 
@@ -567,7 +570,7 @@ def smooth(
             ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         if drawn.by is not None:
             ax.legend(title=drawn.by, frameon=False)
-        ax.set(xlabel=drawn.variables[0], ylabel=name)
+        ax.set(xlabel=drawn.variables[0], ylabel=f"{added_words(name)}\n{interval_words(prob)}")
         ax.grid(alpha=0.3)
         return ax
     if len(drawn.variables) > 2:
@@ -577,21 +580,9 @@ def smooth(
     mesh = ax.pcolormesh(
         surface.columns, surface.index, surface, cmap="RdBu_r", vmin=-most, vmax=most
     )
-    ax.figure.colorbar(mesh, ax=ax, label=name)
+    ax.figure.colorbar(mesh, ax=ax, label=f"{added_words(name)}, mean")
     ax.set(xlabel=drawn.variables[0], ylabel=drawn.variables[1])
     return ax
-
-
-def _effect_table(
-    post: Posterior,
-    group: str,
-    effect: str | None,
-    levels: Sequence[object] | None,
-    prob: float,
-) -> pd.DataFrame:
-    """Return the table of one effect of each level."""
-    table = post.effects(group, levels=levels, prob=prob)
-    return group_effects.one_effect(table, _effect_name(post, group, effect))
 
 
 def _effect_name(post: Posterior, group: str, effect: str | None) -> str:

@@ -53,6 +53,7 @@ class Stream(IntEnum):
     RESAMPLING = 38  # which weighted draws are repeated to get equally weighted ones
     FOLDS = 39  # rows of each fold of a cross-validation
     DIGEST_ROWS = 40  # rows that a digest keeps
+    QUANTILES = 41  # places among equal predicted outcomes, and within those hidden by censoring
     COORDINATE_ROWS = 50  # rows that choose the coordinates of control variates
     STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run
     STUDY_ROWS = 61  # rows whose residuals are studied there, the same in every run

@@ -100,12 +100,13 @@ def test_reports_show_effects_whether_or_not_the_rows_are_there(post, table, tmp
         return page.split("<h2>Effects of ward</h2>")[1].split("</section>")[0]
 
     whole = section(post)
-    assert whole.count("<svg") == 2  # shrinkage of intercepts and of slopes
-    assert whole.count('class="mean"') == 2 * 25
+    assert whole.count("<svg") == 2  # intercepts and slopes
+    assert whole.count('class="dot c0"') == 2 * 25
+    assert ">rows</th>" in whole
     assert section(loaded, data=table[0]) == whole
     alone = section(loaded)
-    assert alone.count("<svg") == 0
-    assert "w03, ward:dose" in alone
+    assert "ward:dose, added to the predictor" in alone
+    assert ">rows</th>" not in alone
     assert section(loaded, data=table[0].assign(dose=0.5)) == alone  # other rows than the fit's
 
 

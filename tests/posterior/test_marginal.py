@@ -78,7 +78,7 @@ def test_logistic_averages_are_those_by_hand(logistic):
         found = logistic.contrast("dose", (-1.0, 2.0), comparison=way)["mean"].iloc[0]
         assert found == pytest.approx(each.mean(), abs=1e-10)
     grid = logistic.marginal("dose")
-    assert len(grid) == 20
+    assert len(grid) == 50
     assert grid.index[0] == pytest.approx(np.quantile(X[:, 0], 0.01))
     plots.effect(grid)
 
@@ -319,15 +319,15 @@ def test_two_columns_are_set_to_all_combinations(by_formula, logistic):
         assert abs(found.loc[(hour, ward), "mean"] - alone) > 1e-3
     ax = plots.effect(found)
     assert [line.get_label() for line in ax.lines] == ["ward a", "ward b", "ward c"]
-    assert ax.get_ylabel() == "chance of well"
+    assert ax.get_ylabel() == "chance of well\nmean and 90% interval"
     grid = logistic.marginal(["dose", "age"])
-    assert len(grid) == 20 * 3
+    assert len(grid) == 50 * 3
     ages = grid.index.get_level_values("age").unique()
     np.testing.assert_allclose(ages, np.quantile(X[:, 1], [0.1, 0.5, 0.9]))
     of_dose = post.marginal(["dose", "ward"], slope=True, draws=60)
     one = post.marginal("dose", table.assign(ward="b"), slope=True, draws=60)
     assert of_dose.loc[("dose", "b"), "mean"] == pytest.approx(one["mean"].item(), rel=1e-6)
-    assert plots.effect(of_dose).get_xlabel().startswith("slope of the chance of well in dose: ")
+    assert plots.effect(of_dose).get_xlabel().startswith("slope of the chance of well in dose")
 
 
 def test_a_rate_is_asked_at_an_exposure_of_one():
@@ -343,7 +343,7 @@ def test_a_rate_is_asked_at_an_exposure_of_one():
     np.testing.assert_allclose(found["mean"], right)
     as_it_is = post.marginal("age", at=[0.0, 1.0])
     np.testing.assert_allclose(as_it_is["mean"], right * table["years"].mean())
-    assert plots.effect(found).get_xlabel().startswith("expected claims at years = 1: ")
+    assert plots.effect(found).get_xlabel().startswith("expected claims at years = 1")
     rise = post.contrast("age", [0.0, 1.0], given={"years": 1})
     assert rise["mean"].item() == pytest.approx(right[1] - right[0])
     assert rise.attrs["quantity"] == "difference in the expected claims at years = 1"

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import expit
+from scipy.stats import kstest
 
 import modicum as mo
 from helpers.posteriors import bare, fixed, made, normal_draws
@@ -121,6 +122,7 @@ def test_calibration_of_the_right_chances_and_of_exaggerated_ones():
     right = known(mo.models.Logistic(), BIG, BETA, 0.3).ppc(draws=200)
     assert right.kind == "calibration"
     assert right.outside <= 0.3
+    assert right.p > 0.05
     table = right.table
     assert table["rows"].sum() == 4000
     assert np.all(np.diff(table["predicted"]) > 0)
@@ -131,8 +133,9 @@ def test_calibration_of_the_right_chances_and_of_exaggerated_ones():
     assert (table["observed"] * table["rows"]).sum() == pytest.approx(batch["y"].sum())
     wrong = known(mo.models.Logistic(), BIG, 2 * BETA, 0.3).ppc()
     assert wrong.outside > 0.5
-    assert "outside their 90% intervals" in repr(wrong)
-    assert wrong.plot().get_xlabel() == "predicted probability"
+    assert wrong.p == pytest.approx(1 / 101)  # farther than all draws
+    assert "outside their 90% intervals, p = 0.0099 (100 draws)" in repr(wrong)
+    assert wrong.plot().get_xlabel() == "predicted chance of outcome"
 
 
 def test_a_row_that_counts_many_times_is_as_good_as_many_rows():
@@ -209,6 +212,10 @@ def test_residuals_by_a_column_of_a_table_whose_rows_are_in_another_order(tmp_pa
     assert np.abs(mixed - seen).max() > 0.5
 
 
+def wrong_p(rows, beta):
+    return known(mo.models.Poisson(), rows, beta, 0.3).ppc().p
+
+
 def test_counts_beside_their_rootogram():
     x, rng = design(3000, 1)
     rate = np.exp(0.3 + 0.4 * x[:, 0])
@@ -219,6 +226,10 @@ def test_counts_beside_their_rootogram():
     assert right.kind == "counts"
     assert right.outside <= 0.3
     assert right.table["observed"].sum() == 3000
+    # the largest counts share a bar that is expected to hold some rows
+    assert right.table["predicted"].iloc[-1] >= 5
+    assert right.table.index[-1].endswith("+")
+    assert right.p > 0.05 > wrong_p(spread, beta)
     assert right.table.loc["0", "observed"] == (all_of(plain)["y"] == 0).sum()
     wrong = known(model, spread, beta, 0.3).ppc()
     assert wrong.outside > 0.5
@@ -226,18 +237,64 @@ def test_counts_beside_their_rootogram():
     wrong.plot()
 
 
-def test_numbers_beside_their_distribution_function(gaussian):
+def test_numbers_among_their_predictions(gaussian):
     check = gaussian.ppc(draws=200)
+    assert check.kind == "quantiles"
+    assert check.p > 0.05
+    assert check.table["observed"].sum() == N
+    np.testing.assert_allclose(check.table["predicted"], N / 10, atol=1)
+    z = CONJUGATE.mean * 1.0
+    wide = known(mo.models.Gaussian(scale=3 * SCALE), CONJUGATE.rows, z[:3], z[3])
+    assert wide.ppc().p < 0.02
+    check.plot()
+
+
+def test_numbers_beside_the_distribution_function_of_the_prior(gaussian):
+    check = gaussian.ppc(draws=200, prior=True)
     assert check.kind == "ecdf"
-    assert check.outside < 0.3
-    assert check.table["observed"].iloc[-1] == 1
     y = all_of(CONJUGATE.rows)["y"]
     middle = check.table.index[30]
     assert check.table["observed"].iloc[30] == pytest.approx((y <= middle).mean())
-    z = CONJUGATE.mean * 1.0
-    wide = known(mo.models.Gaussian(scale=3 * SCALE), CONJUGATE.rows, z[:3], z[3])
-    assert wide.ppc().outside > 0.5
     check.plot()
+
+
+def test_the_chance_of_as_large_differences_is_uniform_if_the_model_is_right():
+    """Many tables of the model itself; of a model with too little noise, all are far away."""
+    x, rng = design(300, 1)
+    right, wrong = [], []
+    for k in range(25):
+        rows = mo.Rows(x=x, y=x[:, 0] + rng.normal(size=300))
+        for scale, found in ((1.0, right), (0.7, wrong))[: 1 + (k < 5)]:
+            post = known(mo.models.Gaussian(scale=scale), rows, np.ones(1), 0.0, 50)
+            found.append(post.ppc(draws=50).p)
+    assert kstest(right, "uniform").pvalue > 0.01
+    assert max(wrong) < 0.05
+
+
+def test_censored_times_have_random_quantiles_beyond_those_known():
+    """Times censored at random: their quantiles are uniform; as if observed, they are early."""
+    x, rng = design(2000, 1)
+    times, until = rng.exponential(np.exp(x[:, 0])), rng.exponential(2.0, size=2000)
+    seen = times <= until
+    kinds = {"event": 1.0 * seen, "cens": np.where(seen, 0, 1)}
+    y = np.minimum(times, until)
+    for name, kind in kinds.items():
+        rows = mo.Rows(x=x, y=y, **{name: kind})
+        model = mo.models.Exponential(observed=(name,))
+        post = known(model, rows, np.ones(1), 0.0)
+        check = post.ppc()
+        assert check.kind == "quantiles"
+        assert check.p > 0.05
+        refused(DataError, "compare their quantiles by post.ppc()", post.ppc, by=rows.columns[0])
+    as_if = known(mo.models.Exponential(), mo.Rows(x=x, y=y), np.ones(1), 0.0)
+    assert as_if.ppc().p < 0.02
+    # known to lie in an interval, or below a limit
+    kind = rng.choice([-1, 0, 2], 2000)
+    ends = {"y": np.where(kind == -1, times + 1, times * np.where(kind == 2, 0.5, 1))}
+    ends["y2"] = 2 * ends["y"] + 1
+    rows = mo.Rows(x=x, cens=kind, **ends)
+    model = mo.models.Exponential(observed=("cens", "y2"))
+    assert known(model, rows, np.ones(1), 0.0).ppc().kind == "quantiles"
 
 
 def test_few_draws_and_odd_seeds_are_refused(gaussian):
@@ -250,8 +307,6 @@ def test_few_draws_and_odd_seeds_are_refused(gaussian):
 def test_what_cannot_be_checked_is_refused():
     x = np.ones((4, 1))
     times = mo.Rows(x=x, y=[1.0, 2, 3, 4], event=[1, 0, 1, 1])
-    post = known(mo.models.Exponential(observed=("event",)), times, np.zeros(1), 0.0)
-    refused(DataError, "censored", post.ppc)
     trials = mo.Rows(x=x, y=[1.0, 2, 3, 4], trials=[5, 5, 5, 5])
     post = known(mo.models.Binomial(), trials, np.zeros(1), 0.0)
     refused(DataError, "depend on the field 'trials'", post.predictive, {"x": x})

@@ -12,8 +12,9 @@ from modicum.errors import ModicumWarning, SettingError
 from modicum.markup import Markup, tag
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
+from modicum.posterior.display import lights, overall
 from modicum.posterior.ppc import PredictiveCheck
-from modicum.posterior.report import code_for, lights, overall
+from modicum.posterior.report import code_for
 from modicum.rows.reading import read_formula
 
 EVIL = '<script>alert("x")</script>'
@@ -98,14 +99,50 @@ def page(post, tmp_path_factory):
 def test_the_page_is_whole_and_says_everything(page):
     read = Page(page)
     for words in (
-        *("What was fitted", "Can it be trusted?", "Coefficients", "What each column does"),
-        *("Does it look like the data?", "What it cost", "Priors", "How to run it again"),
+        *("A logistic regression of late on hour, ward", "fitted to 240 rows"),
+        *("What each variable does", "chance of late", "mean and 90% interval"),
+        *("Does it look like the data?", "data sets drawn from it", "Coefficients"),
+        *("What it cost", "Priors", "How to run it again", "few draws in", "draw more"),
         *("0.12% of what HMC on all rows", "240 rows", "random_seed=3", "bias_bound"),
-        *("few draws in", "draw more"),
     ):
         assert words in read.words
-    assert read.tags.count("svg") >= 2  # calibration, and the effect of the hour
+    assert read.tags.count("svg") == read.tags.count("figure") == 4  # three columns and a check
     assert ("class", "light doubtful") in read.attributes
+    assert ("aria-label", "chance of late by hour") in read.attributes
+    assert read.words.index("Usable with care") < read.words.index("What each variable does")
+    assert len(page) < 1_000_000
+
+
+def test_counts_are_those_of_one_unit_of_exposure_and_products_are_shown_together(tmp_path):
+    table = pd.DataFrame({"age": RNG.normal(size=90), "km": RNG.uniform(1, 9, 90)})
+    table["fuel"] = RNG.choice(["gas", "diesel"], 90)
+    table["n"] = RNG.poisson(table["km"])
+    formula = "n ~ age * fuel + offset(log(km))"
+    rows = read_formula(formula, table, progressbar=False).rows
+    draws = {"beta": RNG.normal(0, 0.1, size=(2, 60, 3)), "intercept": RNG.normal(size=(2, 60))}
+    post = made(mo.models.Poisson().resolved(rows), rows, draws, table=table)
+    read = Page(post.report(tmp_path / "counts.html").read_text())
+    labels = [value for name, value in read.attributes if name == "aria-label"]
+    assert labels.count("expected n at km = 1 by age") == 2  # alone, and with the fuel
+    assert "expected n at km = 1 by fuel" in labels
+    assert "rows, on a square-root scale by n" in labels
+    assert "age and fuel" in read.words
+    assert "fuel diesel" in read.words  # a curve's name
+    assert not any("km" in label.split(" by ")[-1] for label in labels)
+
+
+def test_groups_are_sorted_by_what_is_expected_of_them(tmp_path):
+    table = pd.DataFrame({"x": RNG.normal(size=90), "site": list("abc") * 30})
+    rows = read_formula("y ~ x + (1 | site)", table.assign(y=table["x"]), progressbar=False).rows
+    model = mo.models.Gaussian(scale=1.0, groups=("site",)).resolved(rows)
+    draws = {"beta": np.ones((2, 60, 1)), "intercept": np.zeros((2, 60))}
+    draws |= {"group_sd": np.ones((2, 60, 1)), "1|site": np.tile([0.0, 2.0, 1.0], (2, 60, 1))}
+    facts = {"table": table.assign(y=table["x"]), "labels": model.labels(rows)}
+    post = made(model, rows, draws, **facts)
+    words = Page(post.report(tmp_path / "groups.html").read_text()).words
+    assert "mean and 90% interval; largest for b, smallest for a" in words
+    assert "expected y" in words
+    assert "added to the predictor" not in words  # which is that of effects beyond the first
 
 
 def test_nothing_is_loaded_and_nothing_runs(page):
@@ -132,7 +169,7 @@ def test_a_posterior_without_rows_has_a_shorter_page(post, tmp_path):
     words = Page(text).words
     assert "a & b" in words
     assert "effects of columns need the rows of the fit" in words
-    assert "What each column does" not in words
+    assert "What each variable does" not in words
     with pytest.raises(SettingError, match="prob, the probability of an interval"):
         post.report(tmp_path / "no.html", prob=2)
 
@@ -160,8 +197,9 @@ def test_every_class_has_a_picture(tmp_path):
     rows = mo.Rows(x=RNG.normal(size=(60, 1)), y=np.arange(60) % 3, columns=["dose"])
     draws = {"beta": RNG.normal(size=(2, 50, 2, 1)), "intercept": RNG.normal(size=(2, 50, 2))}
     page = made(mo.models.Softmax().resolved(rows), rows, draws).report(tmp_path / "classes.html")
-    for k in range(3):
-        assert f"<figcaption>dose, class {k}</figcaption>" in page.read_text()
+    read = Page(page.read_text())
+    assert all(f"class {k}" in read.words for k in range(3))
+    assert read.tags.count("figure") == 2  # one picture of all classes, and the check
 
 
 def found(level, r_hat=1.001, ess=900, diverging=0, bias=0.01, warnings=()):
@@ -192,17 +230,16 @@ def test_a_run_that_says_nothing_of_itself_is_not_called_fine():
 
 
 def test_a_model_that_misses_the_data_is_doubtful(page):
-    table = pd.DataFrame({"observed": [0.5, 2.0, 3.0, 0.1], "lower": 0.0, "upper": 1.0})
     run = mo.Posterior({"a": RNG.normal(size=(4, 100))}, {}, mo.Ledger(rows=1))
 
-    def judged(table):
-        check = PredictiveCheck("ecdf", table, "", 9, 100, 0.9)
+    def judged(p):
+        check = PredictiveCheck("counts", pd.DataFrame(), "", 9, 100, 0.9, p)
         found = lights(run, run.summary(), check)
         return next(light for light in found if light.name == "predictive check")
 
-    light = judged(table)
-    assert (light.level, light.figure) == ("doubtful", "50% outside")
-    assert judged(table[:1]).level == "good"
+    light = judged(1 / 101)
+    assert (light.level, light.figure) == ("doubtful", "p = 0.0099")
+    assert judged(0.05).level == "good"
     assert "predictive check" in Page(page).words
 
 
@@ -224,6 +261,11 @@ def test_notebooks_show_boxes_without_injection(post):
         read = Page(text)
         assert "script" not in read.tags
         assert "table" in read.tags
-    assert "few draws in" in Page(post._repr_html_()).words
+    shown = Page(post._repr_html_())
+    for words in ("few draws in", "look : Usable with care: ", "A logistic regression of late on"):
+        assert words in shown.words
+        assert words.replace(" : ", ": ") in str(post)
+    assert shown.tags.count("svg") == str(post).count("\N{BLACK CIRCLE}") > 5  # of coefficients
+    assert "mean and 90% interval, " in str(post)
     assert "240 rows" in Page(post.rows._repr_html_()).words
     assert "12,345 row evaluations" in Page(post.ledger._repr_html_()).words

@@ -1,21 +1,31 @@
-"""Charts of the report, in HTML and SVG whose colours and widths follow the page."""
+"""Charts of the report, in SVG whose colours follow the page.
+
+A chart says in its own words what is on its axes. Several curves differ in colour and dashes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from modicum.markup import Markup, tag
-from modicum.posterior.group_effects import Shrinkage
+from modicum.posterior.marginal import by_class
+from modicum.posterior.ppc import PredictiveCheck
 
 if TYPE_CHECKING:
     import pandas as pd
 
-WIDTH, HEIGHT = 340, 230  # of a chart on a phone, where it is shown unscaled
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 36
+WIDTH, HEIGHT = 340, 190  # of a chart on a phone, where it is shown unscaled; between its titles
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 24, 36
+LETTER = 6.0  # width of a letter
 TICKS = 4
+STYLES = 6  # colours and dashes, after which they repeat
+LINE, THIN = 16, 2.5  # height of a level with a name, and of one of many without
+MOST_NAMED = 60  # levels with names
+MOST_DOTS = 25  # points of a curve that are marked: it is known there and not between
+Tick = tuple[float, str]
 
 
 class Band(NamedTuple):
@@ -30,160 +40,201 @@ class Band(NamedTuple):
         """Take the band from three columns of a table."""
         return cls(*(frame[name].to_numpy(float) for name in (low, middle, high)))
 
-
-def forest(labels: Sequence[object], band: Band) -> Markup:
-    """Draw intervals one below the other, with a line at zero."""
-    low, middle, high = band
-    finite = np.isfinite(low) & np.isfinite(high)
-    if not finite.any():
-        return tag("p", "There are no finite intervals to draw.")
-    ends = [min(float(low[finite].min()), 0.0), max(float(high[finite].max()), 0.0)]
-    room = 0.02 * (ends[1] - ends[0] or 1.0)
-    start, span = ends[0] - room, ends[1] - ends[0] + 2 * room
-
-    def share(value: float) -> float:
-        return 100 * (value - start) / span
-
-    lines = []
-    for label, a, m, b in zip(labels, low, middle, high, strict=True):
-        marks = [tag("i", class_="zero", style=f"left:{share(0.0):.2f}%")]
-        if np.isfinite(a) and np.isfinite(b):
-            wide = f"left:{share(a):.2f}%;width:{max(share(b) - share(a), 0.3):.2f}%"
-            marks.append(tag("b", class_="bar", style=wide))
-            marks.append(tag("b", class_="dot", style=f"left:{share(m):.2f}%"))
-        figure = tag("span", f"{m:.3g}", class_="figure")
-        name = tag("span", str(label), class_="label", title=str(label))
-        lines.append(tag("div", name, tag("span", marks, class_="track"), figure, class_="line"))
-    return tag("div", lines, class_="forest", role="img", aria_label="intervals of coefficients")
+    @classmethod
+    def of_estimates(cls, frame: pd.DataFrame) -> Band:
+        """Take the band from a table of estimates (`interval_columns`)."""
+        return cls.of(frame, frame.columns[2], "mean", frame.columns[3])
 
 
-class _Frame:
-    """Axes of a chart."""
+class Chart:
+    """A box with axes, in which numbers have places."""
 
-    def __init__(self, x: Sequence[float], y: Sequence[float]) -> None:
+    def __init__(
+        self,
+        x: Sequence[float],
+        y: Sequence[float],
+        across: str,
+        up: str,
+        names: Sequence[str] = (),
+        left: float = LEFT,
+        height: float = HEIGHT,
+    ) -> None:
         self.x, self.y = _ends(x), _ends(y)
+        self.across, self.up, self.left, self.about = across, up, left, f"{up} by {across}"
+        first = TOP if up else 8
+        self.legend, lines = _legend(names, first)
+        self.top = first + lines * LINE
+        self.bottom = self.top + height
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        across = (x - self.x[0]) / (self.x[1] - self.x[0])
-        up = (y - self.y[0]) / (self.y[1] - self.y[0])
-        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (
-            HEIGHT - TOP - BOTTOM
-        )
+        """Return the place of a point."""
+        along = (x - self.x[0]) / (self.x[1] - self.x[0])
+        high = (y - self.y[0]) / (self.y[1] - self.y[0])
+        down = self.bottom - high * (self.bottom - self.top)
+        return round(self.left + along * (WIDTH - self.left - RIGHT), 1), round(down, 1)
 
     def path(self, xs: Sequence[float], ys: Sequence[float]) -> str:
-        return " ".join("{:.1f},{:.1f}".format(*self.at(x, y)) for x, y in zip(xs, ys, strict=True))
+        """Return the places of points as one text."""
+        return " ".join("{},{}".format(*self.at(x, y)) for x, y in zip(xs, ys, strict=True))
 
-    def x_ticks(self) -> list[tuple[float, str]]:
-        return [(value, _short(value)) for value in _ticks(*self.x)]
+    def dot(self, x: float, y: float, kind: str, r: float = 2.5) -> Markup:
+        """Return a point."""
+        cx, cy = self.at(x, y)
+        return tag("circle", cx=cx, cy=cy, r=r, class_=kind)
+
+    def line(self, start: tuple[float, float], end: tuple[float, float], kind: str) -> Markup:
+        """Return a line between two points."""
+        (x1, y1), (x2, y2) = self.at(*start), self.at(*end)
+        return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
 
     def drawn(
-        self, marks: Sequence[Markup], across: str, up: str, x_ticks: Sequence[tuple[float, str]]
+        self, marks: Sequence[Markup], x_ticks: Sequence[Tick], y_ticks: Sequence[Tick]
     ) -> Markup:
         """Return the chart: marks between axes with ticks and titles."""
-        parts = []
-        for value in _ticks(*self.y):
+        parts = [*self.legend]
+        if self.up:
+            parts.append(tag("text", _cut(self.up, WIDTH), x=2, y=13, class_="up"))
+        for value, text in y_ticks:
             _, y = self.at(self.x[0], value)
-            parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
-            parts.append(tag("text", _short(value), x=LEFT - 5, y=y + 4, text_anchor="end"))
+            label = _cut(text, self.left - 6)
+            parts.append(tag("text", label, x=self.left - 5, y=y + 4, text_anchor="end"))
+            if text:
+                parts.append(self.line((self.x[0], value), (self.x[1], value), "grid"))
         for value, text in x_ticks:
             x, _ = self.at(value, self.y[0])
             anchor = "end" if x > WIDTH - RIGHT - 10 else "middle"
-            parts.append(tag("text", text, x=x, y=HEIGHT - BOTTOM + 15, text_anchor=anchor))
-        middle = (LEFT + WIDTH - RIGHT) / 2
-        parts.append(tag("text", across, x=middle, y=HEIGHT - 4, text_anchor="middle"))
-        return tag(
-            "svg",
-            tag("title", f"{up} by {across}"),
-            parts,
-            list(marks),
-            viewBox=f"0 0 {WIDTH} {HEIGHT}",
-            role="img",
-        )
+            parts.append(self.line((value, self.y[0]), (value, self.y[1]), "grid"))
+            parts.append(tag("text", text, x=x, y=self.bottom + 15, text_anchor=anchor))
+        middle = (self.left + WIDTH - RIGHT) / 2
+        title = _cut(self.across, 2 * min(middle, WIDTH - middle))
+        parts.append(tag("text", title, x=middle, y=self.bottom + 31, text_anchor="middle"))
+        box = f"0 0 {WIDTH} {self.bottom + BOTTOM:g}"
+        return tag("svg", parts, list(marks), viewBox=box, role="img", aria_label=self.about)
 
 
-def band_chart(
+def effect_chart(table: pd.DataFrame, quantity: str) -> Markup:
+    """Draw the estimates of a table by its index, and by its second column as several curves."""
+    parts = by_class(table)
+    first = next(iter(parts.values()))
+    bands = {name: Band.of_estimates(part) for name, part in parts.items()}
+    if first.index.dtype.kind not in "fiu" or len(first) <= 2:
+        levels = [_level(level) for level in first.index]
+        return interval_chart(levels, bands, str(first.index.name), quantity)
+    return curve_chart(first.index.to_numpy(float), bands, str(first.index.name), quantity)
+
+
+def curve_chart(
     x: np.ndarray,
-    band: Band,
+    bands: Mapping[str, Band],
     across: str,
     up: str,
     observed: np.ndarray | None = None,
+    least: float = np.inf,
 ) -> Markup:
-    """Draw a line with a band around it, and points for observed values."""
-    low, middle, high = band
-    values = [*low, *high, *middle, *([] if observed is None else observed)]
-    frame = _Frame(list(x), values)
-    there_and_back = frame.path([*x, *x[::-1]], [*low, *high[::-1]])
-    marks = [
-        tag("polygon", points=there_and_back, class_="band"),
-        tag("polyline", points=frame.path(list(x), list(middle)), class_="curve"),
-    ]
-    if observed is not None:
-        places = [frame.at(a, b) for a, b in zip(x, observed, strict=True)]
-        dots = places[:: max(1, len(places) // 40)]
-        marks += [tag("circle", cx=f"{a:.1f}", cy=f"{b:.1f}", r=3, class_="seen") for a, b in dots]
-    return frame.drawn(marks, across, up, frame.x_ticks())
+    """Draw lines with bands around them, and what was observed as points, or many as a line.
 
-
-def bar_chart(
-    labels: Sequence[object],
-    observed: np.ndarray,
-    band: Band,
-    across: str,
-    up: str,
-) -> Markup:
-    """Draw bars for observed values, and on them intervals for expected values."""
-    at = np.arange(len(labels), dtype=float)
-    frame = _Frame([-0.6, len(labels) - 0.4], [0.0, *observed, *band.high])
+    The axis starts at the `least` value or below.
+    """
+    values = [value for band in bands.values() for part in band for value in part]
+    seen = [] if observed is None else list(observed)
+    chart = Chart(list(x), [least, *values, *seen], across, up, list(bands))
     marks = []
-    for k, value, a, m, b in zip(at, observed, *band, strict=True):
-        left, top = frame.at(k - 0.35, value)
-        right, floor = frame.at(k + 0.35, 0.0)
-        marks.append(
-            tag("rect", x=f"{left:.1f}", y=f"{top:.1f}", width=f"{right - left:.1f}",
-                height=f"{max(floor - top, 0):.1f}", class_="seen-bar")
-        )  # fmt: skip
-        (x, upper), (_, lower), (_, centre) = frame.at(k, b), frame.at(k, a), frame.at(k, m)
-        marks.append(tag("line", x1=x, x2=x, y1=upper, y2=lower, class_="expected"))
-        marks.append(tag("circle", cx=x, cy=centre, r=2.5, class_="expected-dot"))
-    for k in range(0, len(labels), max(1, len(labels) // 6)):
-        x, floor = frame.at(float(k), 0.0)
-        marks.append(tag("text", str(labels[k])[:10], x=x, y=floor + 15, text_anchor="middle"))
-    return frame.drawn(marks, across, up, [])
+    for k, (low, middle, high) in enumerate(bands.values()):
+        there_and_back = chart.path([*x, *x[::-1]], [*low, *high[::-1]])
+        marks.append(tag("polygon", points=there_and_back, class_=f"band c{k % STYLES}"))
+        points = chart.path(list(x), list(middle))
+        marks.append(tag("polyline", points=points, class_=f"curve c{k % STYLES}"))
+        if len(x) <= MOST_DOTS and observed is None:
+            kind = f"dot c{k % STYLES}"
+            marks += [chart.dot(a, b, kind, 2) for a, b in zip(x, middle, strict=True)]
+    if len(seen) <= MOST_DOTS:
+        marks += [chart.dot(a, b, "seen", 3) for a, b in zip(x, seen, strict=False)]
+    else:
+        marks.append(tag("polyline", points=chart.path(list(x), seen), class_="seen-line"))
+    return chart.drawn(marks, _ticks(*chart.x), _ticks(*chart.y))
 
 
-def shrinkage_chart(shrinkage: Shrinkage, group: str, prob: float) -> Markup:
-    """Draw effects by the number of rows of their level, with lines from unpooled estimates."""
-    wide, edge = shrinkage.limits(prob)
-    sizes = shrinkage.table["rows"].to_numpy(float)
-    x = np.log10(np.maximum(sizes, 1.0))
-    raw, inside = shrinkage.unpooled, np.clip(shrinkage.unpooled, -edge, edge)
-    frame = _Frame(list(x), [-edge, edge])
-    (left, top), (right, bottom) = frame.at(frame.x[0], wide), frame.at(frame.x[1], -wide)
-    band = tag("rect", x=f"{left:.1f}", y=f"{top:.1f}", width=f"{right - left:.1f}",
-               height=f"{bottom - top:.1f}", class_="new")  # fmt: skip
-    pulls, hollow, filled = [], [], []
-    for at, mean, own, end in zip(x, shrinkage.table["mean"], raw, inside, strict=True):
-        (across, to), (_, start) = frame.at(at, mean), frame.at(at, end)
-        pulls.append(f"M{across:.1f},{start:.1f}V{to:.1f}")
-        filled.append(tag("circle", cx=f"{across:.1f}", cy=f"{to:.1f}", r=2.2, class_="mean"))
-        if abs(own) <= edge:
-            circle = tag("circle", cx=f"{across:.1f}", cy=f"{start:.1f}", r=2.2, class_="own")
-            hollow.append(circle)
-        else:
-            foot = start + (5 if own > 0 else -5)
-            corners = f"{across:.1f},{start:.1f} {across - 3:.1f},{foot:.1f} "
-            corners += f"{across + 3:.1f},{foot:.1f}"
-            hollow.append(tag("polygon", points=corners, class_="own"))
-    marks = [band, tag("path", d="".join(pulls), class_="pull"), *hollow, *filled]
-    return frame.drawn(marks, f"rows per {group}", "effect", _powers(*frame.x))
+def interval_chart(
+    levels: Sequence[str], bands: Mapping[str, Band], across: str, quantity: str
+) -> Markup:
+    """Draw intervals one below the other, the first on top; of many levels, without names."""
+    named, count, each = len(levels) <= MOST_NAMED, len(levels), len(bands)
+    left = min(150.0, 12 + LETTER * max(map(len, levels))) if named else 14.0
+    height = count * (LINE + 7 * (each - 1) if named else THIN)
+    ends = [value for band in bands.values() for value in (*band.low, *band.high)]
+    title = quantity if named else f"{quantity} ({count:,} levels)"
+    chart = Chart(ends, [], title, "", list(bands), left, height)
+    chart.about = f"{quantity} by {across}"
+    room = 0.03 * (chart.x[1] - chart.x[0])
+    chart.x, chart.y = (chart.x[0] - room, chart.x[1] + room), (count - 0.4, -0.6)
+    marks = []
+    if chart.x[0] < 0 < chart.x[1]:
+        marks.append(chart.line((0, chart.y[0]), (0, chart.y[1]), "zero"))
+    for k, band in enumerate(bands.values()):
+        shift = 0.7 * ((k + 0.5) / each - 0.5)
+        for i, (low, middle, high) in enumerate(zip(*band, strict=True)):
+            if np.isfinite([low, middle, high]).all():
+                kind = f"range c{k % STYLES}" if named else "thin c0"
+                marks.append(chart.line((low, i + shift), (high, i + shift), kind))
+                size = 3 if named else 1
+                marks.append(chart.dot(middle, i + shift, f"dot c{k % STYLES}", size))
+    names = list(enumerate(levels)) if named else []
+    return chart.drawn(marks, _ticks(*chart.x), names)
 
 
-def _powers(low: float, high: float) -> list[tuple[float, str]]:
-    """Return ticks at round numbers on a log10 axis from `low` to `high`."""
-    steps = (1,) if high - low > 2 else (1, 3) if high - low > 1 else (1, 2, 3, 5, 7)
-    decades = range(int(np.floor(low)), int(np.ceil(high)) + 1)
-    values = [step * 10.0**power for power in decades for step in steps]
-    return [(float(np.log10(v)), _short(v)) for v in values if low <= np.log10(v) <= high]
+def check_chart(check: PredictiveCheck) -> Markup:
+    """Draw observed values, and what a model expects with intervals."""
+    frame, (across, up) = check.table, check.labels
+    band = Band.of(frame, "lower", "predicted", "upper")
+    observed = frame["observed"].to_numpy(float)
+    if check.across is not None:
+        least = 0.0 if check.kind == "quantiles" else np.inf
+        return curve_chart(check.across, {"": band}, across, up, observed, least)
+    root = np.sqrt if check.kind == "counts" else np.asarray
+    observed, band = root(observed), Band(*map(root, band))
+    chart = Chart([-0.6, len(frame) - 0.4], [0.0, *observed, *band.high], across, up)
+    marks = []
+    for k, (value, low, middle, high) in enumerate(zip(observed, *band, strict=True)):
+        (left, top), (right, floor) = chart.at(k - 0.35, value), chart.at(k + 0.35, 0.0)
+        bar = {"x": left, "y": top, "width": round(right - left, 1), "height": floor - top}
+        marks.append(tag("rect", **bar, class_="seen-bar"))
+        marks.append(chart.line((k, low), (k, high), "range c0"))
+        marks.append(chart.dot(k, middle, "dot c0"))
+    every_nth = max(1, -(-len(frame) * max(len(str(name)) for name in frame.index) // 40))
+    names = [(float(k), str(frame.index[k])) for k in range(0, len(frame), every_nth)]
+    ticks = _ticks(*chart.y)
+    if check.kind == "counts":
+        ticks = [(value, _short(value**2)) for value, _ in ticks]
+    return chart.drawn(marks, names, ticks)
+
+
+def _legend(names: Sequence[str], top: float) -> tuple[list[Markup], int]:
+    """Return a line and a name for each of several curves, and how many lines of text they take."""
+    if len(names) < 2:
+        return [], 0
+    parts, x, line = [], 2.0, 0
+    for k, name in enumerate(names):
+        width = 30 + LETTER * len(name)
+        if x + width > WIDTH and x > 2:
+            x, line = 2.0, line + 1
+        y = top + line * LINE
+        parts.append(tag("line", x1=x, x2=x + 16, y1=y, y2=y, class_=f"curve c{k % STYLES}"))
+        parts.append(tag("text", _cut(name, WIDTH - 20), x=x + 20, y=y + 4))
+        x += width
+    return parts, line + 1
+
+
+def _level(level: object) -> str:
+    """Format a level, or a level with its effect."""
+    if isinstance(level, tuple):
+        return ", ".join(map(_level, level))
+    return _short(level) if isinstance(level, float) else str(level)
+
+
+def _cut(text: str, width: float) -> str:
+    """Shorten a text to a width."""
+    most = max(int(width / LETTER), 2)
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
@@ -192,12 +243,12 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def _ticks(low: float, high: float) -> list[Tick]:
     """Return a few round numbers from `low` to `high`."""
     step = 10.0 ** np.floor(np.log10((high - low) / TICKS))
     step *= next(k for k in (1, 2, 5, 10) if (high - low) / (k * step) <= TICKS + 1)
     first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))
-    return [float(k * step) for k in range(first, last + 1)]
+    return [(float(k * step), _short(k * step)) for k in range(first, last + 1)]
 
 
 def _short(value: float) -> str:

@@ -284,6 +284,15 @@ class FittedDraws:
         levels = recorded or (() if self.rows is None else self.rows.outcome_levels)
         return tuple(map(str, levels))
 
+    def outcome_name(self) -> str:
+        """Return the outcome as the formula names it, and of two classes the one that is meant."""
+        encoding = None if self.fit_rows is None else self.fit_rows.encoding
+        if encoding is None or encoding.outcome is None:
+            return "outcome"
+        name, classes = encoding.outcome.expression, self.class_names()
+        is_named = len(classes) == 2 and classes[1] != "True"
+        return f"{name} = {classes[1]}" if is_named else name
+
     def held_rows(self) -> Rows | None:
         """Return the rows of the fit, None if they are not held; refuse rows written to since."""
         if self.rows is not None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Expected = Callable[[Batch], np.ndarray]
 """Maps a batch of rows to expected outcomes (draws, rows, ...)."""
 Comparison = Literal["difference", "ratio", "odds ratio"]
-GRID = 20  # points in the grid of a numeric column
+GRID = 50  # points in the grid of a numeric column
 FEW_VALUES = 25  # up to this many distinct values, each is used instead of a grid
 FEW = (0.1, 0.5, 0.9)  # percentiles at which a second column is set, if its values are more
 MOST_SETTINGS = 1_000  # combinations of values of several columns
@@ -157,7 +157,7 @@ def marginal(
         Rows or a table to average over; the rows of the fit by default.
     at
         Value or values to set; by default the levels of a factor, all values if they are few,
-        or a grid of twenty from the 1st to the 99th percentile. Of several columns a dict, with
+        or a grid of fifty from the 1st to the 99th percentile. Of several columns a dict, with
         values of some or all of them; the second and later ones have by default, if their values
         are many, the 10th, 50th and 90th percentile.
     slope
@@ -232,7 +232,7 @@ def marginal(
     else:
         estimates = [averaged.at(setting) for setting in grid]
     labels = [tuple(setting.get(name, name) for name in columns) for setting in grid]
-    quantity = _outcome_name(post)
+    quantity = _quantity(post)
     quantity = f"slope of the {quantity} in {first}" if slope else quantity
     return _table(estimates, averaged, labels, columns, prob, post.class_names(), quantity)
 
@@ -326,22 +326,18 @@ def contrast(
         names = {f"{other}{sign}{base}": (base, other) for base, other in bases}
     estimates = [found[other].compared(found[base], comparison) for base, other in names.values()]
     preposition = {"difference": "difference in"}.get(comparison, f"{comparison} of")
-    quantity = f"{preposition} the {_outcome_name(post)}"
+    quantity = f"{preposition} the {_quantity(post)}"
     labels = [(name,) for name in names]
     table = _table(estimates, averaged, labels, [column], prob, post.class_names(), quantity)
     above = [each.chance_above(float(comparison != "difference"), averaged) for each in estimates]
     return table.assign(probability=np.ravel(above))
 
 
-def _outcome_name(post: FittedDraws) -> str:
+def _quantity(post: FittedDraws) -> str:
     """Return what is predicted, such as "chance of late", for the axis of a plot."""
-    encoding = None if post.fit_rows is None else post.fit_rows.encoding
-    name = "outcome"
-    if encoding is not None and encoding.outcome is not None:
-        name = encoding.outcome.expression
     family = post.fitted_model().row_model
     is_chance = type(family).decide is not BaseModel.decide
-    return f"{'chance of' if is_chance else 'expected'} {name}"
+    return f"{'chance of' if is_chance else 'expected'} {post.outcome_name()}"
 
 
 def _column_names(column: object) -> list[str]:

@@ -17,6 +17,7 @@ from modicum.models.own import Model
 from modicum.posterior import archive
 from modicum.posterior.archive import save
 from modicum.posterior.datatree import to_datatree, to_netcdf, weight_name
+from modicum.posterior.display import posterior_box, posterior_text
 from modicum.posterior.evidence import log_evidence
 from modicum.posterior.exactness import correct, sensitivity, stein_discrepancy
 from modicum.posterior.fit_rows import RowsLike
@@ -31,7 +32,7 @@ from modicum.posterior.predict import predict
 from modicum.posterior.refit import kfold, update
 from modicum.posterior.report import report
 from modicum.posterior.score import bayes_R2, score
-from modicum.posterior.summary import learning_curve, posterior_box, summary
+from modicum.posterior.summary import learning_curve, summary
 
 # Attributes that posteriors have in other libraries, and what to use here instead.
 SUMMARY = 'post.summary("beta"), or post["beta"] for the draws'
@@ -138,6 +139,7 @@ class Posterior(FittedDraws):
     learning_curve = learning_curve
     resample = resample
     _repr_html_ = posterior_box
+    __str__ = posterior_text
 
     # outcomes, and the effects of columns and groups on them
     predict = predict

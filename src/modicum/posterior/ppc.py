@@ -1,8 +1,14 @@
 """Predictive checks: compare observed outcomes with those that the model predicts.
 
 Every check accumulates a few numbers per draw over batches of rows: sums of drawn outcomes in bins
-of the rows, counts of them in bins of their values, or, where outcomes may be censored, the chances
-to survive beyond some times, which are compared with the Kaplan-Meier estimate.
+of the rows, counts of them in bins of their values or of their quantiles, or the chances to survive
+beyond some times, which are compared with the Kaplan-Meier estimate. Outcomes are judged by how
+often drawn ones are as far from what is expected as the observed ones, with the squared distance
+
+    T = sum over bins of (value - mean)^2 / variance,
+
+whose moments are over observed and drawn values alike, so that all of them have equal chances to be
+the farthest if the model is right.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from modicum.posterior.population import (
 )
 from modicum.posterior.predict import survival_predictor
 from modicum.posterior.weighted import are_equal, weighted_mean, weighted_quantile
+from modicum.random import Stream, generator
 from modicum.rows.reading import is_tabular, source_of
 
 if TYPE_CHECKING:
@@ -56,7 +63,8 @@ def new_axes(ax: Axes | None = None, size: tuple[float, float] = (6.0, 4.0)) -> 
     return axes
 
 
-Kind = Literal["calibration", "classes", "counts", "ecdf", "residuals"]
+Kind = Literal["calibration", "classes", "counts", "ecdf", "quantiles", "residuals"]
+FEWEST = 5  # rows that a bar of a rootogram is expected to hold; fewer share a bar
 MOST_COUNTS = 30  # bars of a rootogram; larger counts share bars
 GRID = 60  # points of a distribution function
 FEW_VALUES = 12  # up to this many distinct values of a column, each is a bin
@@ -70,8 +78,10 @@ class PredictiveCheck:
     ----------
     kind
         "calibration" (of outcomes 0 and 1, in bins of their predicted probability), "classes" (how
-        often each occurs), "counts" (how often each occurs: a rootogram), "ecdf" (the distribution
-        function of numbers), or "residuals" (means in bins of a column).
+        often each occurs), "counts" (how often each occurs: a rootogram), "quantiles" (of numbers:
+        how many rows lie in each part of their own predictive distribution), "ecdf" (the
+        distribution function of numbers, against the prior), or "residuals" (means in bins of a
+        column).
     table
         One line per bin: `observed`, `predicted` (the mean over draws), the interval from `lower`
         to `upper` in which the model expects the observed value, and, for bins of rows, `rows`. For
@@ -81,6 +91,11 @@ class PredictiveCheck:
         The column by which rows are binned; empty if there is none.
     rows, draws, prob
         Number of rows and of predictive draws, and the probability of the intervals.
+    p
+        Chance that outcomes drawn from the model are as far from what it expects, in all bins
+        together, as the observed ones: near 0 where the model misses something.
+    outcome
+        Name of the outcome.
     """
 
     kind: Kind
@@ -89,6 +104,8 @@ class PredictiveCheck:
     rows: int
     draws: int
     prob: float
+    p: float
+    outcome: str = "outcome"
 
     @property
     def outside(self) -> float:
@@ -101,14 +118,37 @@ class PredictiveCheck:
         by = f" by {self.name}" if self.name else ""
         return (
             f"<PredictiveCheck {self.kind}{by}: {len(self.table)} bins of {self.rows:,} rows, "
-            f"{self.outside:.0%} outside their {self.prob:.0%} intervals ({self.draws} draws)>"
+            f"{self.outside:.0%} outside their {self.prob:.0%} intervals, p = {self.p:.2g} "
+            f"({self.draws} draws)>"
         )
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """What a plot has on its two axes."""
+        up = "share of rows" if "class" in self.table else f"mean {self.outcome}"
+        return {
+            "calibration": (f"predicted chance of {self.outcome}", "observed share of rows"),
+            "classes": (self.outcome, "rows"),
+            "counts": (self.outcome, "rows, on a square-root scale"),
+            "ecdf": (self.outcome, "share of rows up to it"),
+            "quantiles": (f"quantile of {self.outcome} among its predictions", "rows"),
+            "residuals": (self.name, f"{up} minus predicted"),
+        }[self.kind]
+
+    @property
+    def across(self) -> np.ndarray | None:
+        """Where the bins lie on an axis of numbers; None if they are named."""
+        if self.kind == "calibration":
+            return self.table["predicted"].to_numpy(float)
+        return self.table.index.to_numpy(float) if self.kind in ("ecdf", "quantiles") else None
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the check: observed values in black, what the model expects in blue."""
         ax = new_axes(ax)
-        if self.kind in ("calibration", "ecdf"):
-            self._plot_curve(ax)
+        across, up = self.labels
+        ax.set(xlabel=across, ylabel=up)
+        if self.across is not None:
+            self._plot_curve(ax, self.across)
         elif self.kind == "residuals":
             self._plot_residuals(ax)
         else:
@@ -116,21 +156,15 @@ class PredictiveCheck:
         ax.legend(frameon=False)
         return ax
 
-    def _plot_curve(self, ax: Axes) -> None:
-        """Plot shares of ones by their probability, or a distribution function."""
-        table, is_ecdf = self.table, self.kind == "ecdf"
-        x = table.index.to_numpy(float) if is_ecdf else table["predicted"].to_numpy(float)
-        label = f"{self.prob:.0%} expected"
-        ax.fill_between(
-            x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0, label=label
-        )
-        if not is_ecdf:
-            ax.plot(x, x, color=PREDICTED, lw=1)
-        marker = "" if is_ecdf else "o"
+    def _plot_curve(self, ax: Axes, x: np.ndarray) -> None:
+        """Plot shares of ones by their probability, rows by quantile, or a distribution."""
+        table, label = self.table, expected_words(self.prob)
+        ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0)
+        ax.plot(x, table["predicted"], color=PREDICTED, lw=1, label=label)
+        marker = "" if self.kind == "ecdf" else "o"
         ax.plot(x, table["observed"], marker + "-", color=OBSERVED, ms=4, lw=1, label="observed")
-        titles = ("predicted probability", "share of ones")
-        across, up = ("outcome", "share of rows up to it") if is_ecdf else titles
-        ax.set(xlabel=across, ylabel=up)
+        if self.kind == "quantiles":
+            ax.set_ylim(0, None)
 
     def _plot_bars(self, ax: Axes) -> None:
         root = np.sqrt if self.kind == "counts" else np.asarray
@@ -138,11 +172,9 @@ class PredictiveCheck:
         ax.bar(at, root(table["observed"]), width=0.75, color=OBSERVED, alpha=0.3, label="observed")
         low, middle, high = (root(table[name]) for name in ("lower", "predicted", "upper"))
         ax.vlines(at, low, high, color=PREDICTED, lw=3, alpha=0.5)
-        ax.plot(at, middle, "o", color=PREDICTED, ms=4, label=f"predicted, {self.prob:.0%}")
+        ax.plot(at, middle, "o", color=PREDICTED, ms=4, label=expected_words(self.prob))
         every_nth = max(1, len(at) // 12)
         ax.set_xticks(at[::every_nth], [str(label) for label in table.index[::every_nth]])
-        unit = "rows, on a square-root scale" if self.kind == "counts" else "rows"
-        ax.set(xlabel="outcome", ylabel=unit)
         if self.kind == "counts":
             ax.yaxis.set_major_formatter(lambda value, _: f"{max(value, 0) ** 2:,.0f}")
 
@@ -160,15 +192,18 @@ class PredictiveCheck:
                 ax.fill_between(x, low, high, color=f"C{k % 10}", alpha=0.15, lw=0)
                 ax.plot(x, observed, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name!s}")
             else:
-                label = f"{self.prob:.0%} expected"
+                label = expected_words(self.prob)
                 ax.vlines(x, low, high, color=PREDICTED, lw=4, alpha=0.35, label=label)
                 ax.plot(x, observed, "o", color=OBSERVED, ms=4, label="observed")
         ax.axhline(0, color=INK, lw=0.8)
         if not numeric:
             few = max(1, len(bins) // 20)
             ax.set_xticks(range(0, len(bins), few), [str(v) for v in bins[::few]], rotation=60)
-        what = "share of rows" if classes else "mean outcome"
-        ax.set(xlabel=self.name, ylabel=f"{what} minus predicted")
+
+
+def expected_words(prob: float) -> str:
+    """Say what a check draws beside the observed values."""
+    return f"expected, with {prob:.0%} interval"
 
 
 def ppc(
@@ -185,7 +220,9 @@ def ppc(
     """Check the model by comparing observed outcomes with outcomes that it predicts.
 
     Binary outcomes are checked for calibration, in bins of their predicted probability; counts
-    by how often each occurs, zeros included (a rootogram); other numbers by their distribution
+    by how often each occurs, zeros included (a rootogram); other numbers by their quantiles among
+    the outcomes predicted for the same row, which are uniform if the model is right (a censored
+    outcome has a random one of those that it may have), or against the prior by their distribution
     function. With `by`, mean outcomes are compared in bins of a column instead, whether or not
     the model uses that column. A row with an integer `weight` k gets k predicted outcomes; any
     other weight multiplies a single one.
@@ -212,21 +249,23 @@ def ppc(
     Returns
     -------
     PredictiveCheck
-        Has a `table` of the numbers, and `plot()`.
+        Has a `table` of the numbers, a chance `p` of as large differences, and `plot()`.
     """
     check_interval(prob)
     whole_number("bins", bins, 2)
     whole_number("subsample", subsample, 1)
     if data is None and by is not None:
         data = _table_with(post, by, subsample, random_seed)
-    table = data if data is not None else post.table
+    origin = data if data is not None else post.table
     all_rows = post.rows_or_own(data, True, "refuse")
     _require_outcomes(post, all_rows)
     ids, mass = counted_rows(all_rows.rows, subsample, random_seed)
     checked = replace(all_rows, rows=all_rows.rows.subset(ids))
-    column = None if by is None else (by, column_values(all_rows.rows, table, by, ids))
+    column = None if by is None else (by, column_values(all_rows.rows, origin, by, ids))
     source, checked = outcome_draws(post, checked, draws, random_seed, None, prior, averaged=True)
-    return _compared(source, checked, mass, column, bins, prob, random_seed, post.class_names())
+    check = _compared(source, checked, mass, column, bins, prob, random_seed, prior)
+    table = _with_class_names(check, post.class_names())
+    return replace(check, table=table, outcome=post.outcome_name())
 
 
 def _table_with(post: FittedDraws, column: str, most: int, seed: int) -> RowsLike | None:
@@ -265,7 +304,7 @@ def _compared(
     bins: int,
     prob: float,
     seed: int,
-    class_names: Sequence[str],
+    prior: bool,
 ) -> PredictiveCheck:
     """Check rows in memory, in random order, against drawn outcomes.
 
@@ -280,22 +319,29 @@ def _compared(
         )
     fields = rows.rows.slice(0, len(rows.rows))
     y = np.asarray(fields[model.outcome_field], float)
-    _require_comparable(y, {name: fields[name] for name in model.row_model.observed})
-    natural = _natural_kind(model, source, rows, y)
-    kind: Kind = natural if by is None else "residuals"
-    edges = _edges(kind, y) if kind in ("classes", "counts", "ecdf") else np.empty(0)
+    censored = _censored(y, {name: fields[name] for name in model.row_model.observed})
+    _require_comparable(y, censored is not None and (by is not None or prior))
+    natural = _natural_kind(model, source, rows, y, prior)
+    kind: Kind = "residuals" if by is not None else natural if censored is None else "quantiles"
+    of_rows = kind in ("calibration", "residuals")
+    edges = np.empty(0) if of_rows else _edges(kind, y, bins)
     classes = int(y.max()) + 1 if kind == "residuals" and natural == "classes" else 0
     bin_of_row, at = np.zeros(len(y), int), np.arange(bins)
     if kind == "calibration":
         bin_of_row = _bins_of_chances(source, rows, bins)
     elif by is not None:
         bin_of_row, at = _bins(by[1], bins)
-    total, first = np.zeros(()), 0
+    total, first, rng = np.zeros(()), 0, generator(seed, Stream.QUANTILES)
     for _, drawn in outcomes(source, rows, seed):
         part = slice(first, first + drawn.shape[1])
         summed = _sums_of(kind, edges, classes, bin_of_row[part], mass[part], len(at))
-        total = total + np.stack([summed(x) for x in (y[part], *drawn)])
+        values = np.concatenate([y[None, part], drawn])
+        if kind == "quantiles":
+            values = _quantiles(values, None if censored is None else censored[:, part], rng)
+        total = total + np.stack([summed(x) for x in values])
         first = part.stop
+    if kind == "counts":
+        edges, total = _pooled(edges, total)
     if len(edges):
         table = _value_table(kind, edges, total, prob, source.weights)
     else:
@@ -305,41 +351,83 @@ def _compared(
         table = table.assign(at=at[table.index])
     if "rows" in table:
         table = table[table["rows"] > 0]
-    if natural == "classes":
-        table = _with_class_names(table, class_names)
-    name = "" if by is None else by[0]
-    return PredictiveCheck(kind, table, name, len(rows.rows), number, prob)
+    name, chance = "" if by is None else by[0], _chance_of_as_far(total, source.weights)
+    return PredictiveCheck(kind, table, name, len(rows.rows), number, prob, chance)
 
 
-def _require_comparable(y: np.ndarray, fields: Batch) -> None:
-    """Refuse vector outcomes, and those of which some are censored."""
+def _chance_of_as_far(total: np.ndarray, weights: np.ndarray) -> float:
+    """Return the chance p of a distance as large as that of the first line, the observed one."""
+    weights = np.r_[1.0, weights.reshape(-1)]
+    away = (total - np.average(total, axis=0, weights=weights)) ** 2
+    variance = np.average(away, axis=0, weights=weights)
+    distance = np.sum(away / np.where(variance > 0, variance, 1.0), axis=1)
+    return float(np.clip(np.average(distance >= distance[0], weights=weights), 0.0, 1.0))
+
+
+def _quantiles(values: np.ndarray, ends: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+    """Return the quantile of each value in its column, ties in random order.
+
+    The first line is that of the observed outcomes, of which those between the `ends` (2, rows)
+    have a random quantile between theirs.
+    """
+    order = np.lexsort((rng.random(values.shape), values), axis=0)
+    found = (np.argsort(order, axis=0) + rng.random(values.shape)) / len(values)
+    if ends is not None:
+        low, high = (np.mean(values[1:] <= end, axis=0) for end in ends)
+        between = low + (high - low) * rng.random(len(low))
+        found[0] = np.where(ends[0] < ends[1], between, found[0])
+    return found
+
+
+def _censored(y: np.ndarray, fields: Batch) -> np.ndarray | None:
+    """Return the ends between which each outcome lies, equal where it was observed."""
+    kind = np.where(fields.get("event", 1) == 0, 1, fields.get("cens", 0))
+    if not kind.any():
+        return None
+    low = np.where(kind == -1, -np.inf, y)
+    high = np.select([kind == 1, kind == 2], [np.inf, fields.get("y2", np.inf)], y)
+    return np.stack(np.broadcast_arrays(low, high))
+
+
+def _pooled(edges: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Let the largest counts share a bin, so that it is expected to hold some rows."""
+    beyond = np.cumsum(total[1:, :0:-1].mean(axis=0))[::-1]
+    kept = np.r_[0, 1 + np.flatnonzero(beyond[1:] >= FEWEST)]
+    return edges[kept], np.add.reduceat(total, [0, *kept + 1], axis=1)
+
+
+def _require_comparable(y: np.ndarray, hidden: bool) -> None:
+    """Refuse vector outcomes, and censored ones whose values are to be compared."""
     if y.ndim > 1:
         raise SettingError(
             f"each outcome of these rows has the shape {y.shape[1:]}, and a check needs one number "
             "per row; compare the outcomes with post.predictive(...) yourself."
         )
-    if np.any(fields.get("event", 1) != 1) or np.any(fields.get("cens", 0) != 0):
+    if hidden:
         raise DataError(
             "some of these outcomes are censored, but predicted ones are not, so that the two "
             "cannot be compared; do not leave out the censored rows, since observed events are "
-            "earlier than average, but compare with a Kaplan-Meier curve by "
-            "modicum.plots.survival(post)."
+            "earlier than average, but compare their quantiles by post.ppc(), or with a "
+            "Kaplan-Meier curve by modicum.plots.survival(post)."
         )
 
 
-def _with_class_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+def _with_class_names(check: PredictiveCheck, names: Sequence[str]) -> pd.DataFrame:
     """Replace class numbers in the table by their names, if there are any."""
-    if not names:
-        return table
-    if "class" in table:
+    table = check.table
+    if names and "class" in table:
         return table.assign(**{"class": [names[k] for k in table["class"]]})
+    if not names or check.kind != "classes":
+        return table
     import pandas as pd
 
     called = [names[int(k)] for k in table.index]
     return table.set_axis(pd.Index(called, name=table.index.name))
 
 
-def _natural_kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray) -> Kind:
+def _natural_kind(
+    model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray, prior: bool
+) -> Kind:
     """Choose the kind of check from the model's predictions and the outcomes."""
     family = model.row_model
     first = next(iter(rows.chunks(2)))
@@ -355,11 +443,13 @@ def _natural_kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: 
         if chances and all(np.isin(values, (0, 1)).all() for values in (y, drawn)):
             return "calibration"
     are_whole = bool(np.all(y == np.floor(y)) and np.all(drawn == np.floor(drawn)))
-    return "counts" if are_whole and y.min() >= 0 else "ecdf"
+    return "counts" if are_whole and y.min() >= 0 else "ecdf" if prior else "quantiles"
 
 
-def _edges(kind: Kind, y: np.ndarray) -> np.ndarray:
+def _edges(kind: Kind, y: np.ndarray, bins: int) -> np.ndarray:
     """Return the lower ends of the bins of outcomes; the last bin has no upper end."""
+    if kind == "quantiles":
+        return np.arange(bins) / bins
     if kind == "ecdf":
         return np.unique(np.quantile(y, np.linspace(0, 1, GRID)))
     top = int(y.max()) + 1
@@ -431,6 +521,8 @@ def _value_table(
     """Tabulate counts of outcomes in bins of their values, or their distribution function."""
     if kind == "ecdf":  # values up to and including each edge
         return _frame(np.cumsum(total, axis=-1)[..., :-1] / total[0].sum(), prob, edges, weights)
+    if kind == "quantiles":
+        return _frame(total[:, 1:], prob, edges + 0.5 / len(edges), weights)
     ends = [*edges[1:] - 1, np.inf]
     names = [
         f"{a:.0f}" if a == b else f"{a:.0f}+" if b == np.inf else f"{a:.0f}-{b:.0f}"

@@ -1,53 +1,70 @@
-"""The report: what was fitted, whether to trust it, and the estimates, as one HTML page.
+"""The report: what was fitted, whether to trust it, what each variable does, and the check of fit.
 
-Diagnostics are traffic lights: a number, whether it is good, and what it means. The page is
-self-contained, light and dark, for screens, phones and print (`report.css`).
+Effects are in the units of the outcome, and everything else is folded away at the end. The page is
+self-contained, light and dark, for screens, phones, print and screen readers (`report.css`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.errors import ModicumError, is_number
+from modicum.errors import ModicumError
 from modicum.files import require_writable, whole_file
 from modicum.markup import Markup, table, tag
 from modicum.models import FAMILIES, BaseModel
-from modicum.models.over_draws import ModelPredictor
-from modicum.posterior.charts import Band, band_chart, bar_chart, forest, shrinkage_chart
-from modicum.posterior.doubts import largest_r_hat, smallest_ess
+from modicum.posterior.charts import (
+    Band,
+    check_chart,
+    curve_chart,
+    effect_chart,
+    interval_chart,
+)
+from modicum.posterior.display import (
+    SMALLEST_P,
+    WORDS,
+    Light,
+    family_name,
+    lights,
+    model_of,
+    overall,
+    what_was_fitted,
+)
 from modicum.posterior.fit_rows import FitRows, RowsLike
-from modicum.posterior.fitted import FittedDraws, check_interval
-from modicum.posterior.group_effects import effect_names, effects, group_names, shrinkage
+from modicum.posterior.fitted import FittedDraws, check_interval, evenly_spaced
+from modicum.posterior.group_effects import effect_names, effects, group_names, one_effect
 from modicum.posterior.marginal import by_class, marginal
-from modicum.posterior.ppc import PredictiveCheck, ppc
-from modicum.posterior.smooth_curves import smooth_table, smooths_of
-from modicum.posterior.summary import is_pooled, summary
-from modicum.rows import Rows
+from modicum.posterior.ppc import PredictiveCheck, expected_words, ppc, survival_table
+from modicum.posterior.summary import added_words, interval_words, is_pooled, prob_of, summary
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.formula.expressions import Expression
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Level = Literal["good", "doubtful", "bad"]
-BAD_R_HAT = 1.05
-MOST_DIVERGING = 0.01  # share of divergent draws above which the light is red
 DRAWS = 100  # draws of the predictive check, and of the effects of columns
+CHECKED_ROWS = 10_000  # rows of the predictive check: what they do not show is small
 COLUMN_ROWS = 1_000  # rows over which the effects of columns are averaged
 MOST_COLUMNS = 8  # columns whose effects a report shows
-MOST_SHRINKAGE_ROWS = 2_000_000  # beyond this, a report does not compute unpooled effects
+MOST_CURVES = 4  # levels of the second column of an interaction
+MOST_LINES = 60  # of a table
 NO_ROWS = (
     "This check and the effects of columns need the rows of the fit, which this posterior does not "
     "hold; give the rows or their table: post.report(path, data=...)."
 )
-MOST_LINES = 60  # of a table or a chart
-WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
+TITLES = {
+    "calibration": "Calibration",
+    "classes": "Classes",
+    "counts": "Rootogram",
+    "quantiles": "Quantile residuals",
+}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -60,10 +77,11 @@ def report(
 ) -> Path:
     """Write an HTML report: what was fitted, whether to trust it, and the estimates.
 
-    The report is one self-contained file with the model, data and priors, diagnostics with
-    traffic lights, coefficients, effects of groups and columns, calibration, the cost compared
-    with full data, the warnings, and code to run the fit again. Sections that need the rows say
-    so if the posterior was loaded without them and `data` is not given.
+    The report is one self-contained file. It opens with one sentence of what was fitted and
+    whether to trust it; then come the effects of columns and groups in the units of the outcome,
+    and the check of fit. Coefficients, diagnostics, priors, cost, settings and the code to run
+    the fit again are folded away at the end. Sections that need the rows say so if the posterior
+    was loaded without them and `data` is not given.
 
     Parameters
     ----------
@@ -96,8 +114,8 @@ def report(
     return Path(path)
 
 
-def model_name(model: BaseModel | None) -> str:
-    """Return the name of a model."""
+def _model_name(model: BaseModel | None) -> str:
+    """Return the name of a model, and what was integrated out."""
     if model is None:
         return "an unknown model"
     of_groups = model.integrated_group
@@ -107,10 +125,9 @@ def model_name(model: BaseModel | None) -> str:
 
 def code_for(post: FittedDraws, model: BaseModel | None) -> str:
     """Return Python code that repeats the fit on the same data, without priors and settings."""
-    settings, first = post.settings, model_name(model).split(",")[0]
+    settings, first = post.settings, "" if model is None else family_name(model)
     encoding = None if post.fit_rows is None else post.fit_rows.encoding
     fields = {} if encoding is None else encoding.fields
-    names = {kind.__name__: name for name, kind in FAMILIES.items()}
     arguments = f"draws={post.num_draws}, tune={settings.get('tune')}, chains={post.chains}"
     if settings.get("thin", 1) != 1:
         arguments += f", thin={settings['thin']}"
@@ -118,143 +135,66 @@ def code_for(post: FittedDraws, model: BaseModel | None) -> str:
     method = f'method="{settings.get("method")}"'
     if "formula" in settings:
         formula = str(settings["formula"])
-        family = f'family="{names[first]}"' if first in names else "family=..."
+        family = f'family="{first}"' if first in FAMILIES else "family=..."
         for argument, field in (("offset", "offset"), ("weights", "weight")):
             for column in fields.get(field, ()):
                 if f"{field}({column})" not in formula.replace(" ", ""):
                     family += f", {argument}={column!r}"
         call = f"mo.fit({formula!r}, data, {family}, {method},\n              {arguments})"
     else:
-        model_code = f"mo.models.{first}()" if first in names else "model"
+        kind = FAMILIES.get(first)
+        model_code = "model" if kind is None else f"mo.models.{kind.__name__}()"
         call = f"mo.sample({model_code}, rows, {method},\n                 {arguments})"
     note = "# with the priors and settings above, where they are not the defaults"
     return f"import modicum as mo\n\n{note}\npost = {call}"
 
 
-class Light(NamedTuple):
-    """One diagnostic."""
-
-    name: str
-    figure: str
-    level: Level
-    meaning: str
-
-
-def lights(
-    post: FittedDraws, summary: pd.DataFrame, check: PredictiveCheck | None = None
-) -> Iterator[Light]:
-    """Yield the diagnostics of a run, the most important first."""
-    yield from _summary_lights(summary, post.chains, post.num_draws)
-    diverging = post.stats.get("diverging", np.empty(0))
-    if diverging.size:
-        yield Light(
-            "divergences",
-            f"{int(np.sum(diverging)):,} draws",
-            _level(float(np.mean(diverging)), 0.0, MOST_DIVERGING),
-            "trajectories that diverged; there should be none",
-        )
-    bias = post.tuning.get("bias_bound")
-    bound = bias.get("value") if isinstance(bias, Mapping) else None
-    if is_number(bound):
-        yield Light(
-            "error of subsampling",
-            f"at most {float(bound):.2g} sd",  # type: ignore[arg-type]
-            _level(float(bound), 0.1, 0.3),  # type: ignore[arg-type]
-            "how far using a subsample of the rows may move a posterior mean, in posterior "
-            "standard deviations",
-        )
-    if post.settings.get("complete") is False:
-        yield Light("run", "stopped early", "doubtful", "only the draws so far")
-    if check is not None:
-        share = 1 - check.prob
-        yield Light(
-            "predictive check",
-            f"{check.outside:.0%} outside",
-            "good" if check.outside <= 3 * share else "doubtful",
-            f"how often the data lie outside the model's {check.prob:.0%} intervals; much more "
-            f"than {share:.0%} means that the model misses something",
-        )
-    count = len(post.warnings)
-    yield Light(
-        "warnings",
-        f"{count:,}",
-        "good" if count == 0 else "doubtful",
-        "reasons to doubt the run, listed below" if count else "no reason to doubt the run",
-    )
-
-
-def _summary_lights(summary: pd.DataFrame, chains: int, draws: int) -> Iterator[Light]:
-    """Judge R-hat and ESS of the worst scalar, by the limits of the warnings."""
-    finite = summary[np.isfinite(summary["r_hat"])]
-    if not len(finite):
-        unknown = "too few draws to tell whether the chains have converged"
-        yield Light("R-hat", "unknown", "bad", unknown)
-        return
-    agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
-    worst, limit = finite["r_hat"].idxmax(), largest_r_hat(chains, draws, len(finite))
-    yield Light(
-        "R-hat",
-        f"{finite['r_hat'].max():.3f}",
-        _level(float(finite["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
-        f"{agree}: 1 means that they do (worst: {worst})",
-    )
-    for column, title, of in (
-        ("ess_bulk", "effective draws", "means"),
-        ("ess_tail", "effective draws in the tails", "intervals"),
-    ):
-        sizes = summary[column][np.isfinite(summary[column])]
-        if len(sizes):
-            needed_ess = smallest_ess(chains * draws)
-            yield Light(
-                title,
-                f"{sizes.min():,.0f}",
-                _level(-float(sizes.min()), -needed_ess, -needed_ess / 4),
-                f"number of independent draws that would give equally precise {of} "
-                f"(worst: {sizes.idxmin()})",
-            )
-
-
-def _level(value: float, good: float, bad: float) -> Level:
-    return "good" if value <= good else "doubtful" if value <= bad else "bad"
-
-
-def overall(all_lights: Iterable[Light]) -> tuple[Level, str]:
-    """Return the worst light, and a verdict."""
-    levels = {light.level for light in all_lights}
-    if "bad" in levels:
-        return "bad", "Do not use this fit until the red lights below are understood."
-    if "doubtful" in levels:
-        return "doubtful", "Usable with care: see the yellow lights and the warnings below."
-    return "good", "No reason to doubt this fit was found."
-
-
 def report_page(post: FittedDraws, title: str | None, prob: float, data: RowsLike | None) -> str:
     """Return the page as one HTML document; what cannot be computed says why."""
-    predictor = post.restore_predictor()
-    model = predictor.model if isinstance(predictor, ModelPredictor) else None
-    title = title or str(post.settings.get("formula", model_name(model)))
-    estimates = summary(post, prob=prob)
-    check, why, columns = None, NO_ROWS, []
-    if model is not None and (post.rows is not None or data is not None):
-        columns = _column_names(post, data)
+    model = model_of(post)
+    estimates, check, why = summary(post, prob=prob), None, NO_ROWS
+    has_rows = model is not None and (post.rows is not None or data is not None)
+    if has_rows:
         try:
-            check = ppc(post, data, draws=DRAWS, prob=prob)
+            check = ppc(post, data, draws=DRAWS, prob=prob, subsample=CHECKED_ROWS)
         except ModicumError as fault:
             why = str(fault)
     traffic_lights = list(lights(post, estimates, check))
     level, verdict = overall(traffic_lights)
-    sections = [
-        _section("What was fitted", _fitted(post, model)),
-        _section("Can it be trusted?", _trust(traffic_lights), _warnings(post)),
-        _section("Coefficients", _coefficients(estimates)),
+    sentence = what_was_fitted(post)
+    effect_figures = _effects(post, prob, data) if has_rows else []
+    body = [
+        tag(
+            "header",
+            tag("h1", title or sentence.rstrip(".")),
+            tag("p", sentence) if title else None,
+            tag("p", _light(level), " ", verdict),
+            _warnings(post),
+        ),
+        _section("What each variable does", tag("div", effect_figures, class_="figures"))
+        if effect_figures
+        else None,
         *([] if model is None else _groups(post, model, prob, data)),
-        *_smooths(post, prob),
-        _section("What each column does", _columns(post, columns, prob, data)) if columns else None,
-        _section("Does it look like the data?", _note(why) if check is None else _check(check)),
-        _section("What it cost", _cost(post)),
-        _section("Priors", _priors(post)),
-        _section("How it was sampled, and why", _method(post)),
-        _section("How to run it again", _how_to_repeat(post, model)),
+        _section(
+            "Does it look like the data?",
+            _note(why) if check is None else tag("p", _judged(check)),
+            tag(
+                "div",
+                None if check is None else _check(check),
+                _survival(post, prob) if has_rows and data is None else None,
+                class_="figures",
+            ),
+        ),
+        _section(
+            "Details",
+            _folded("Diagnostics", _trust(traffic_lights)),
+            _folded("Coefficients", _coefficients(estimates)),
+            _folded("Model and data", _fitted(post, model)),
+            _folded("Priors", _priors(post)),
+            _folded("How it was sampled, and why", _method(post)),
+            _folded("What it cost", _cost(post)),
+            _folded("How to run it again", _how_to_repeat(post, model)),
+        ),
     ]
     css = (files(__package__) / "report.css").read_text(encoding="utf-8")
     head = tag(
@@ -262,21 +202,50 @@ def report_page(post: FittedDraws, title: str | None, prob: float, data: RowsLik
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", title),
+        tag("title", title or sentence),
         tag("style", Markup("\n" + css)),
     )
-    top = tag("header", tag("h1", title), tag("p", _light(level), " ", verdict))
-    body = tag("body", tag("main", top, sections))
-    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+    page = tag("html", head, tag("body", tag("main", body)), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
 
 
 def _section(title: str, *parts: object) -> Markup:
     return tag("section", tag("h2", title), *parts)
 
 
+def _folded(title: str, *parts: object) -> Markup:
+    return tag("details", tag("summary", title), *parts)
+
+
 def _light(level: str) -> Markup:
     """Return a traffic light that a word tells apart as well as its colour."""
     return tag("span", WORDS[level], class_=f"light {level}")
+
+
+def _figure(title: str, words: str, picture: Markup, numbers: pd.DataFrame) -> Markup:
+    """Return a picture with a title, words on what is drawn, and its numbers for all readers."""
+    names = [str(name or "") for name in numbers.index.names]
+    shown = numbers.iloc[evenly_spaced(len(numbers), MOST_LINES)]
+    lines = [
+        [*(_cell(value) for value in (key if isinstance(key, tuple) else (key,))),
+         *(_cell(value) for value in line)]
+        for key, line in zip(shown.index, shown.to_numpy(object), strict=True)
+    ]  # fmt: skip
+    body = _wide(table([*names, *shown.columns], lines), f"numbers of {title}")
+    caption = tag("figcaption", tag("strong", title), tag("small", words))
+    return tag("figure", caption, picture, _folded("numbers", body))
+
+
+def _cell(value: object) -> str:
+    """Format a number of a table, or anything else."""
+    if isinstance(value, float | np.floating):
+        return f"{value:,.0f}" if abs(float(value)) >= 10_000 else f"{value:.4g}"
+    return str(value)
+
+
+def _wide(markup: Markup, name: str) -> Markup:
+    """Return what may be wider than a phone, where a keyboard can scroll it."""
+    return tag("div", markup, class_="scroll", tabindex=0, role="region", aria_label=name)
 
 
 def _facts(pairs: Sequence[tuple[str, object]]) -> Markup:
@@ -287,8 +256,181 @@ def _note(text: str) -> Markup:
     return tag("p", text, class_="note")
 
 
-def _wide(markup: Markup) -> Markup:
-    return tag("div", markup, class_="scroll")
+# What the fit says ---------------------------------------------------------------------------
+
+
+def _effects(post: FittedDraws, prob: float, data: RowsLike | None) -> list[Markup]:
+    """Show average predictions by column, and by two columns where the formula has a product."""
+    encoding = None if post.fit_rows is None else post.fit_rows.encoding
+    names = _column_names(post, data)
+    given = _unit_of_exposure(post)
+    asked: list[tuple[str, ...]] = [(name,) for name in names]
+    asked += [] if encoding is None else _interactions(encoding, names)
+    pictures = []
+    for columns in asked:
+        title = " and ".join(columns)
+        try:
+            at = {name: levels for name in columns[1:] if (levels := _few_levels(post, name))}
+            found = marginal(post, columns, data, draws=DRAWS, prob=prob, subsample=COLUMN_ROWS,
+                             given=given, at=at or None)  # fmt: skip
+        except ModicumError as fault:
+            pictures.append(tag("p", tag("strong", title), ": ", str(fault), class_="note"))
+            continue
+        quantity, words = found.attrs["quantity"], interval_words(prob)
+        several = by_class(found) if found.index.nlevels > 2 else {"": found}
+        for of_class, part in several.items():
+            name = f"{title}, {of_class}" if of_class else title
+            pictures.append(_figure(name, words, effect_chart(part, quantity), part.iloc[:, :4]))
+    return pictures
+
+
+def _column_names(post: FittedDraws, data: RowsLike | None) -> list[str]:
+    """Return the first few columns, as the user named them; groups have their own section."""
+    fit = post.fit_rows if post.fit_rows is not None else post.rows
+    if fit is None:
+        return []
+    schema = fit.schema
+    if schema.encoding is not None and post.fit_rows is not None:
+        grouped = {name for group in schema.encoding.groupings for name in group.columns}
+        has_table = post.table is not None or data is not None
+        names = schema.encoding.needed(outcome=False, fields=()) if has_table else ()
+        return [name for name in names if name not in grouped][:MOST_COLUMNS]
+    places = range(len(schema.columns)) if schema.coding is None else schema.coding.dense
+    coded = () if schema.coding is None else schema.coding.fields
+    return [*(schema.columns[k] for k in places), *coded][:MOST_COLUMNS]
+
+
+def _unit_of_exposure(post: FittedDraws) -> dict[str, object]:
+    """Return columns that occur in offsets alone, with values at which these are 0.
+
+    Expected counts are then those of one unit of exposure.
+    """
+    encoding = None if post.fit_rows is None else post.fit_rows.encoding
+    if encoding is None:
+        return {}
+    elsewhere = encoding.needed(outcome=False, fields=())
+    units: dict[str, object] = {}
+    for text in encoding.fields.get("offset", ()):
+        offset = Expression(text)
+        if len(offset.names) == 1 and offset.names[0] not in elsewhere:
+            (name,) = offset.names
+            if offset.bare == name:
+                units[name] = 0
+            elif text.replace(" ", "") == f"log({name})":
+                units[name] = 1
+    return units
+
+
+def _interactions(encoding: FormulaEncoding, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield pairs of columns that a term of the formula joins, numbers first."""
+    seen = set()
+    for term in encoding.terms:
+        for part in term.parts:
+            factors = [encoding.factors[k] for k, _ in part]
+            texts = [Expression(factor.expression) for factor in factors]
+            columns = tuple(dict.fromkeys(name for text in texts for name in text.names))
+            numbers = [name for name in columns if encoding.kinds.get(name) == "number"]
+            pair = tuple(dict.fromkeys([*numbers, *columns]))
+            if len(pair) == 2 and set(pair) <= set(names) and frozenset(pair) not in seen:
+                seen.add(frozenset(pair))
+                yield pair
+
+
+def _few_levels(post: FittedDraws, name: str) -> list[object]:
+    """Return some levels of a factor with many."""
+    levels = () if post.fit_rows is None else post.fit_rows.schema.levels.get(name, ())
+    return list(levels[:MOST_CURVES]) if len(levels) > MOST_CURVES else []
+
+
+def _groups(
+    post: FittedDraws, model: BaseModel, prob: float, data: RowsLike | None
+) -> Iterator[Markup]:
+    """Yield a section for the effects of every group."""
+    rows, why = post.held_rows(), "no rows were given"
+    if rows is None and data is not None and group_names(model):
+        try:
+            rows = post.rows_of_fit(data, "a table of effects")
+        except ModicumError as fault:
+            why = str(fault).rstrip(".")
+    for group in group_names(model):
+        if rows is None and group == model.integrated_group:
+            yield _section(
+                f"Effects of {group}",
+                _note(
+                    "These effects were integrated out and are drawn from the rows of the fit, "
+                    f"which a file does not keep ({why}); give the rows or their table: "
+                    "post.report(path, data=...)."
+                ),
+            )
+            continue
+        frame = effects(post, group, rows=rows, prob=prob)
+        names = effect_names(model, group)
+        pictures = [_caterpillar(name, one_effect(frame, name)) for name in names]
+        if len(names) == 1:
+            with suppress(ModicumError):  # several columns, too many levels, or integrated effects
+                pictures = _levels_in_units(post, group, prob, data) or pictures
+        yield _section(f"Effects of {group}", tag("div", pictures, class_="figures"))
+
+
+def _levels_in_units(
+    post: FittedDraws, group: str, prob: float, data: RowsLike | None
+) -> list[Markup]:
+    """Show average predictions by level of a group; nothing of outcomes that are classes."""
+    found = marginal(post, group, data, draws=DRAWS, prob=prob, subsample=COLUMN_ROWS,
+                     given=_unit_of_exposure(post))  # fmt: skip
+    return [_caterpillar(group, found)] if found.index.nlevels == 1 else []
+
+
+def _caterpillar(name: str, frame: pd.DataFrame) -> Markup:
+    """Show levels sorted by mean."""
+    quantity = frame.attrs.get("quantity", added_words(name))
+    frame = frame.sort_values("mean", ascending=False)
+    levels = [str(level) for level in frame.index]
+    words = f"{interval_words(prob_of(frame))}; largest for {levels[0]}, smallest for {levels[-1]}"
+    picture = interval_chart(levels, {"": Band.of_estimates(frame)}, name, quantity)
+    return _figure(name, words, picture, frame.drop(columns="mcse_mean"))
+
+
+def _judged(check: PredictiveCheck) -> str:
+    """Say whether the data look like data of the model, and where they differ most."""
+    frame = check.table
+    gap = (frame["observed"] - frame["predicted"]).abs()
+    at = int(np.argmax(gap / (frame["upper"] - frame["lower"]).clip(lower=1e-9)))
+    line, across = frame.iloc[at], check.across
+    where = frame.index[at] if across is None else f"{across[at]:.2g}"
+    verdict = "look like data" if check.p >= SMALLEST_P else "do not look like data"
+    return (
+        f"The data {verdict} drawn from this model: of {check.draws} data sets drawn from it, "
+        f"{check.p:.0%} differ as much from what it expects (p = {check.p:.2g}; below "
+        f"{SMALLEST_P:g} it would miss something). The largest gap is at {where}: "
+        f"{_cell(line['observed'])} observed, {_cell(line['lower'])} to {_cell(line['upper'])} "
+        "expected."
+    )
+
+
+def _check(check: PredictiveCheck) -> Markup:
+    """Show a predictive check."""
+    drawn = "bars" if check.across is None else "points"
+    caption = f"{drawn}: observed in {check.rows:,} rows; blue: {expected_words(check.prob)}"
+    return _figure(TITLES[check.kind], caption, check_chart(check), check.table)
+
+
+def _survival(post: FittedDraws, prob: float) -> Markup | None:
+    """Show the survival curve of censored times beside the Kaplan-Meier estimate."""
+    if not {"event", "cens"} & set(post.fitted_model().row_model.observed):
+        return None
+    try:
+        frame = survival_table(post, draws=DRAWS, prob=prob)
+    except ModicumError as fault:
+        return _note(str(fault))
+    band, seen = Band.of(frame, "lower", "mean", "upper"), frame["kaplan_meier"].to_numpy()
+    across, up = post.outcome_name(), "chance of survival"
+    picture = curve_chart(frame.index.to_numpy(float), {"": band}, across, up, seen)
+    words = f"blue: {interval_words(prob)}; black: Kaplan-Meier estimate"
+    return _figure("Survival", words, picture, frame)
+
+
+# Folded away ---------------------------------------------------------------------------------
 
 
 def _fitted(post: FittedDraws, model: BaseModel | None) -> Markup:
@@ -296,7 +438,7 @@ def _fitted(post: FittedDraws, model: BaseModel | None) -> Markup:
     pairs: list[tuple[str, object]] = []
     if "formula" in settings:
         pairs.append(("formula", tag("code", settings["formula"])))
-    pairs.append(("model", model_name(model)))
+    pairs.append(("model", _model_name(model)))
     rows, ledger = settings.get("rows", post.ledger.rows), post.ledger
     in_units = f" in {ledger.rows:,} {ledger.unit}s" if ledger.unit != "row" else ""
     pairs.append(("data", f"{rows:,} rows{in_units}"))
@@ -358,169 +500,18 @@ def _warnings(post: FittedDraws) -> Markup | None:
 
 
 def _coefficients(estimates: pd.DataFrame) -> list[Markup]:
-    effects = [name for name in estimates.index if is_pooled(str(name))]
-    rest = estimates.drop(index=effects)
+    rest = estimates.loc[[name for name in estimates.index if not is_pooled(str(name))]]
     first = rest.head(MOST_LINES)
-    low, high = first.columns[2], first.columns[3]
-    parts = [
-        _note(f"Mean and interval from {low} to {high} of the posterior."),
-        forest(list(first.index), Band.of(first, low, "mean", high)),
-    ]
-    if len(rest) > len(first):
-        parts.append(_note(f"These are the first {len(first)} of {len(rest):,}."))
-    columns = ["mean", "sd", low, high, "ess_bulk", "r_hat"]
+    columns = ["mean", "sd", *first.columns[2:4], "ess_bulk", "r_hat"]
     lines = [
         [name, *(f"{line[c]:.3g}" for c in columns[:4]), f"{line['ess_bulk']:,.0f}",
          f"{line['r_hat']:.3f}"]
         for name, line in first.iterrows()
     ]  # fmt: skip
-    body = _wide(table(["", *columns], lines))
-    return [*parts, tag("details", tag("summary", "the same as a table"), body)]
-
-
-def _groups(
-    post: FittedDraws, model: BaseModel, prob: float, data: RowsLike | None
-) -> Iterator[Markup]:
-    """Yield a section for the effects of every group."""
-    rows, why = post.held_rows(), "no rows were given"
-    if rows is None and data is not None and group_names(model):
-        try:
-            rows = post.rows_of_fit(data, "a table of effects")
-        except ModicumError as fault:
-            why = str(fault).rstrip(".")
-    for group in group_names(model):
-        if rows is None and group == model.integrated_group:
-            shown = [
-                _note(
-                    f"These effects were integrated out and are drawn from the rows of the fit, "
-                    f"which a file does not keep ({why}); give the rows or their table: "
-                    "post.report(path, data=...)."
-                )
-            ]
-        else:
-            frame = effects(post, group, rows=rows, prob=prob)
-            shown = [*_effects(frame), *_shrinkages(post, group, frame, rows, prob)]
-        yield _section(f"Effects of {group}", shown)
-
-
-def _smooths(post: FittedDraws, prob: float) -> Iterator[Markup]:
-    """Yield a section for every smooth of one variable."""
-    for name, smooth in smooths_of(post).items():
-        if len(smooth.variables) > 1:
-            continue
-        table, (variable,) = smooth_table(post, smooth, prob=prob), smooth.variables
-        parts = {"": table} if smooth.by is None else dict(iter(table.groupby(level=0)))
-        shown = [
-            _effect(str(level), variable, part.droplevel(0) if level else part, "predictor")
-            for level, part in parts.items()
-        ]
-        about = "The predictor minus its average over the rows of the fit."
-        yield _section(f"Smooth {name}", [_note(about), *shown])
-
-
-def _effects(frame: pd.DataFrame) -> list[Markup]:
-    """Show effects sorted by mean; of many, the largest and smallest."""
-    ordered = frame.sort_values("mean", ascending=False)
-    low, high = ordered.columns[2], ordered.columns[3]
-    unit = f"What each level adds to the predictor: mean and interval from {low} to {high}."
-    parts = [_note(unit)]
-    if len(ordered) > MOST_LINES:
-        half = MOST_LINES // 2
-        parts.append(_note(f"The {half} largest and the {half} smallest of {len(ordered):,}."))
-        ordered = ordered.take(np.r_[:half, -half:0])
-    labels = [_label(level) for level in ordered.index]
-    return [*parts, forest(labels, Band.of(ordered, low, "mean", high))]
-
-
-def _shrinkages(
-    post: FittedDraws, group: str, frame: pd.DataFrame, rows: Rows | None, prob: float
-) -> list[Markup]:
-    """Show the shrinkage of each effect of a group, if there are rows and not too many."""
-    if rows is None or len(rows) > MOST_SHRINKAGE_ROWS:
-        return []
-    words = (
-        "Filled: the effects above. Hollow: estimates from the rows of each level alone "
-        "(triangles: beyond the edge). The fewer rows a level has, the more it borrows from "
-        f"the others. Grey: where {prob:.0%} of levels that are not in the data would lie."
-    )
-    pictures = []
-    for name in effect_names(post.fitted_model(), group):
-        picture = shrinkage_chart(shrinkage(post, rows, group, name, frame), group, prob)
-        pictures.append(tag("figure", tag("figcaption", name), picture))
-    return [_note(words), tag("div", pictures, class_="figures")]
-
-
-def _label(level: object) -> str:
-    """Format a level, or a level with its effect or class."""
-    if isinstance(level, tuple):
-        return ", ".join(map(_label, level))
-    return f"{level:.3g}" if isinstance(level, float) else str(level)
-
-
-def _columns(
-    post: FittedDraws, names: Sequence[str], prob: float, data: RowsLike | None
-) -> list[Markup]:
-    """Show average predictions by column."""
-    intro = (
-        "Average predictions: the column is set to one value at a time in all rows, which are "
-        "otherwise left as they are."
-    )
-    parts = []
-    for name in names:
-        try:
-            effect = marginal(post, name, data, draws=DRAWS, prob=prob, subsample=COLUMN_ROWS)
-        except ModicumError as fault:
-            parts.append(tag("p", tag("strong", name), ": ", str(fault), class_="note"))
-            continue
-        for of_class, part in by_class(effect).items():
-            parts.append(_effect(f"{name}, {of_class}" if of_class else name, name, part))
-    return [_note(intro), tag("div", parts, class_="figures")]
-
-
-def _column_names(post: FittedDraws, data: RowsLike | None) -> list[str]:
-    """Return the first few columns, as the user named them; groups have their own section."""
-    fit = post.fit_rows if post.fit_rows is not None else post.rows
-    if fit is None:
-        return []
-    schema = fit.schema
-    if schema.encoding is not None and post.fit_rows is not None:
-        grouped = {name for group in schema.encoding.groupings for name in group.columns}
-        has_table = post.table is not None or data is not None
-        names = schema.encoding.needed(outcome=False, fields=()) if has_table else ()
-        return [name for name in names if name not in grouped][:MOST_COLUMNS]
-    places = range(len(schema.columns)) if schema.coding is None else schema.coding.dense
-    coded = () if schema.coding is None else schema.coding.fields
-    return [*(schema.columns[k] for k in places), *coded][:MOST_COLUMNS]
-
-
-def _effect(caption: str, name: str, table: pd.DataFrame, up: str = "expected outcome") -> Markup:
-    band = Band.of(table, table.columns[2], "mean", table.columns[3])
-    if table.index.dtype.kind in "fiu" and len(table) > 2:
-        picture = band_chart(table.index.to_numpy(float), band, name, up)
-    else:
-        picture = forest([f"{name} = {_label(level)}" for level in table.index], band)
-    return tag("figure", tag("figcaption", caption), picture)
-
-
-def _check(check: PredictiveCheck) -> list[Markup]:
-    frame = check.table
-    band = Band.of(frame, "lower", "predicted", "upper")
-    observed = frame["observed"].to_numpy(float)
-    if check.kind == "calibration":
-        picture = band_chart(band.middle, band, "predicted probability", "share of ones", observed)
-    elif check.kind == "ecdf":
-        x = frame.index.to_numpy(float)
-        picture = band_chart(x, band, "outcome", "share of rows up to it", observed)
-    else:
-        picture = bar_chart(list(frame.index), observed, band, "outcome", "rows")
-    expected = 1 - check.prob
-    marks = "Points" if check.kind in ("calibration", "ecdf") else "Bars"
-    words = (
-        f"{marks}: observed in {check.rows:,} rows. Blue: what the model expects, with "
-        f"{check.prob:.0%} intervals. {check.outside:.0%} of the bins lie outside their intervals; "
-        f"{expected:.0%} would by chance."
-    )
-    return [_note(words), tag("figure", picture)]
+    body = _wide(table(["", *columns], lines), "coefficients")
+    if len(rest) == len(first):
+        return [body]
+    return [body, _note(f"These are the first {len(first)} of {len(rest):,}.")]
 
 
 def _cost(post: FittedDraws) -> list[Markup]:
@@ -536,7 +527,7 @@ def _cost(post: FittedDraws) -> list[Markup]:
     if isinstance(seconds, int | float):
         text += f"; {seconds:,.0f} seconds"
     head = ["for", "what", "evaluations", "passes"]
-    return [tag("p", text + "."), _wide(table(head, lines))]
+    return [tag("p", text + "."), _wide(table(head, lines), "cost")]
 
 
 def _priors(post: FittedDraws) -> Markup:
@@ -545,11 +536,7 @@ def _priors(post: FittedDraws) -> Markup:
         return _note("The priors of this model were not recorded.")
     items = list(priors.items())
     lines = [[name, prior] for name, prior in items[:MOST_LINES]]
-    body = _wide(table(["parameter", "prior"], lines))
-    if len(items) <= 8:
-        return body
-    title = f"{len(items):,} priors"
-    return tag("details", tag("summary", title), body)
+    return _wide(table(["parameter", "prior"], lines), "priors")
 
 
 def _method(post: FittedDraws) -> Markup:

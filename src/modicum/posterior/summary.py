@@ -11,7 +11,6 @@ import numpy as np
 from modicum.arguments import names_checked
 from modicum.diagnostics import r_hat
 from modicum.errors import SettingError, is_number
-from modicum.markup import box, table, tag
 from modicum.posterior.fitted import FittedDraws, check_interval, scalar_names
 from modicum.posterior.weighted import diagnose
 
@@ -148,6 +147,28 @@ def interval_table(
     return table
 
 
+def interval_words(prob: float) -> str:
+    """Say what a band is, in every plot in these words.
+
+    Examples
+    --------
+    >>> interval_words(0.9)
+    'mean and 90% interval'
+    """
+    return f"mean and {percent(prob)} interval"
+
+
+def prob_of(table: pd.DataFrame) -> float:
+    """Return the probability of the intervals of a table, by the names of its columns."""
+    low, high = (float(name.rstrip("%")) for name in table.columns[2:4])
+    return (high - low) / 100
+
+
+def added_words(name: str) -> str:
+    """Say what the effect of a level or a smooth is, in every plot in these words."""
+    return f"{name}, added to the predictor"
+
+
 def percent(level: float) -> str:
     """Format a probability as a column name.
 
@@ -232,32 +253,3 @@ def _passes(post: FittedDraws) -> np.ndarray:
     before = post.settings.get("warmup_rows", 0)
     touched = np.cumsum(post.stats["rows_touched"], axis=1, dtype=float)
     return (touched + (before if is_number(before) else 0)) / post.ledger.rows
-
-
-SHOWN = 12  # scalars shown
-
-
-def posterior_box(post: FittedDraws) -> str:
-    """Return a box with the first scalars of a posterior, and its warnings."""
-    frame = summary(post, _first_names(post)).head(SHOWN)
-    lines = [
-        (name, *(f"{line[c]:.4g}" for c in frame.columns[:4]), f"{line['ess_bulk']:,.0f}",
-         f"{line['r_hat']:.3f}")
-        for name, line in frame.iterrows()
-    ]  # fmt: skip
-    head = ("", *frame.columns[:4], "ess_bulk", "r_hat")
-    total = sum(x[0, 0].size for x in post.draws.values())
-    more = f"{total - len(frame):,} more scalars: post.summary()" if total > len(frame) else None
-    doubts = (
-        tag("ul", [tag("li", str(doubt)) for doubt in post.warnings]) if post.warnings else None
-    )
-    return box(
-        tag("b", repr(post).strip("<>")), table(head, lines), more and tag("div", more), doubts
-    )
-
-
-def _first_names(post: FittedDraws) -> list[str]:
-    """Return the first parameters, enough for `SHOWN` scalars; effects of groups come last."""
-    ordered = sorted(post.draws, key=is_pooled)
-    before = np.cumsum([0, *(post.draws[name][0, 0].size for name in ordered)])
-    return [name for name, count in zip(ordered, before, strict=False) if count < SHOWN]
