@@ -7,7 +7,7 @@ import pytest
 
 import modicum as mo
 from modicum.kernels.control_variates import control_variate
-from modicum.kernels.expansion import group_proxy, in_expansion_coordinates, variance_unit
+from modicum.kernels.expansion import expansion_coordinates, group_proxy, variance_unit
 from modicum.ledger import Ledger
 from modicum.methods.pilot.pilot_residuals import evaluate, slopes
 from modicum.models import IntegratedEffects, Target
@@ -47,6 +47,14 @@ def path_by_autodiff(unit, S, moved):
     return factor(0.0), slope(0.0), jax.jacfwd(slope)(0.0)
 
 
+def proxy_by_autodiff(target, t, gradient, hessian, unit):
+    """Gradient and Hessian in phi: A_t = J'A and B_t = J'B J + sum_k A_k phi_k''."""
+    inverse = jnp.linalg.inv(jax.jacfwd(lambda t: expansion_coordinates(target, t, unit))(t))
+    A = inverse.T @ gradient
+    bent = jax.hessian(lambda t: expansion_coordinates(target, t, unit) @ A)(t)
+    return A, inverse.T @ (hessian - bent) @ inverse
+
+
 @in_double_precision
 def computed(effects, correlated, straight=False):
     """Return all that NumPy or compiled code finds; paths may be `straight` in the variance."""
@@ -60,7 +68,7 @@ def computed(effects, correlated, straight=False):
     away = anchor.sd * np.random.default_rng(2).normal(size=(4, target.size))
     z = anchor.whiten(t + away)  # axes of the whitened coordinates may depend on rounding
     about = (target.likelihood, *map(jnp.asarray, (t, anchor.A, anchor.B)))
-    by_autodiff = jax.jit(in_expansion_coordinates, static_argnums=0)(*about, proxy.unit)
+    by_autodiff = jax.jit(proxy_by_autodiff, static_argnums=0)(*about, proxy.unit)
     factors = [form.model.covariance.factor(target.unravel(at)) for at in (t, t + away[0])]
     variances = [jnp.asarray(T @ T.T) for T in factors]
     return {

@@ -23,14 +23,6 @@ SETTINGS = [
 ]
 
 
-# Compiled as one function; operation by operation it takes much longer.
-combine = jax.jit(BlockPoisson.combine, static_argnums=0)
-describe = jax.jit(BlockPoisson.describe, static_argnums=0)
-arrange = jax.jit(BlockPoisson.arrange, static_argnums=0)
-place = jax.jit(BlockPoisson.place, static_argnums=0)
-replace = jax.jit(BlockPoisson.replace, static_argnums=0)
-
-
 @partial(jax.jit, static_argnums=0)
 def draw_present(estimator, key):
     """Draw the factors of all blocks; return which slots have one."""

@@ -34,7 +34,7 @@ from modicum.models.covariances import entries_of
 from modicum.models.integrals import FlatGroups, NumPyGroups
 from modicum.models.model import Batch
 from modicum.passes import Anchor
-from modicum.passes.group_hessian import covariance_places
+from modicum.passes.group_hessian import covariance_places, factor_derivatives
 from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import SCATTERS, jit, to_device
 
@@ -121,52 +121,36 @@ def in_expansion_coordinates(
     hessian: jax.Array,
     unit: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Convert the gradient and Hessian of a function from t to phi.
+    """Convert the gradient and Hessian of a function from t to phi, in JAX or NumPy.
 
     With J = dphi/dt, A_t = J'A and B_t = J'B J + sum_k A_k phi_k''; J differs from the identity for
-    the covariance's parameters only.
+    the covariance's parameters only, where S has the derivatives of T T'.
     """
-    own = covariance_places(target)
-    t = jnp.asarray(t)
-
-    def entries(own_values: jax.Array) -> jax.Array:
-        return covariance_coordinates(target, t.at[own].set(own_values), unit)
-
-    inverse = jnp.linalg.inv(jax.jacfwd(entries)(t[own]))
-    A = gradient.at[own].set(inverse.T @ gradient[own])
-    bent = jax.hessian(lambda s: entries(s) @ A[own])(t[own])
-    B = hessian.at[np.ix_(own, own)].add(-bent)
-    B = B.at[:, own].set(B[:, own] @ inverse)
-    B = B.at[own].set(inverse.T @ B[own])
-    return A, B
-
-
-_compiled_conversion = jit(static=0)(in_expansion_coordinates)
-
-
-def _in_expansion_coordinates_by_numpy(
-    target: Target, t: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, unit: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """`in_expansion_coordinates` for independent effects: phi = c log(1 + s / c), s = e^2t."""
-    own = covariance_places(target)
-    s = np.exp(2 * t[own])
-    slope, bend = 2 * s / (1 + s / unit), 4 * s / (1 + s / unit) ** 2
-    by_own = np.ones(len(t))
-    by_own[own] = 1 / slope
-    A = gradient * by_own
-    B = hessian.copy()
-    B[own, own] -= bend * A[own]
-    return A, B * by_own * by_own[:, None]
+    xp, covariance = namespace(t), target.integrated.covariance
+    T, first, second = factor_derivatives(target, t)
+    slopes = first @ T.T
+    bends = second @ T.T + first[:, None] @ xp.swapaxes(first, 1, 2)[None]
+    size = covariance.size
+    entries = np.tril_indices(size) if covariance.correlated else np.diag_indices(size)
+    slope = (slopes + xp.swapaxes(slopes, -1, -2))[:, *entries].T
+    bend = xp.moveaxis((bends + xp.swapaxes(bends, -1, -2))[:, :, *entries], -1, 0)
+    if unit is not None:  # the entries are variances s, and phi = c log(1 + s / c)
+        ratio = 1 + xp.diagonal(T @ T.T) / unit
+        slope = slope / ratio[:, None]
+        bend = bend / ratio[:, None, None]
+        bend = bend - slope[:, :, None] * slope[:, None, :] / unit[:, None, None]
+    own = np.eye(t.shape[0])[covariance_places(target)]
+    inverse = np.eye(t.shape[0]) + own.T @ (xp.linalg.inv(slope) - np.eye(len(own))) @ own
+    A = inverse.T @ gradient
+    bent = xp.tensordot(own @ A, bend, axes=1)
+    return A, inverse.T @ (hessian - own.T @ bent @ own) @ inverse
 
 
 def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | None = None) -> Proxy:
     """Return the anchor's sums in phi, with variances in `unit` (see `variance_unit`)."""
-    assert isinstance(anchor.B, np.ndarray)
-    sums = (anchor.point, anchor.A, anchor.B)
-    if unit is None:
-        A, B = map(np.asarray, _compiled_conversion(target.likelihood, *to_device(sums)))
-    else:
-        A, B = _in_expansion_coordinates_by_numpy(target.likelihood, *sums, np.asarray(unit))
+    point, A, B = map(as_either, (anchor.point, anchor.A, anchor.dense_hessian))
+    variance = None if unit is None else as_either(np.asarray(unit))
+    A, B = in_expansion_coordinates(target.likelihood, point, A, B, variance)
     A, B = A * (order >= 1), (B + B.T) / 2 * (order >= 2)
     point, factor, A, B = to_device((anchor.point, anchor.factor, A, B))
     return Proxy(point, factor, A, B, warp=anchor.warp(target), unit=unit)

@@ -12,7 +12,7 @@ compiler.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,10 @@ from modicum.models.integrals import FlatGroups, Groups, Nodes, NumPyGroups
 from modicum.models.model import Batch
 from modicum.passes.engine import of_numpy
 from modicum.rows.grouped_rows import NodePlaces
-from modicum.runtime import SCATTERS, Array, jit
+from modicum.runtime import SCATTERS, Array, for_numpy, jit
+
+# f of each row at one node, its gradient and Hessian in the predictor and the extras
+Bends: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 
 @jit(static=0, options=SCATTERS)
@@ -80,14 +83,14 @@ def curvature_sum(
     if xp is np:
         by_node = np.moveaxis(np.asarray(nodes.v), 1, 0)
         bends = [rows.bends(as_either(v)) for v in by_node]
-        sums = np.stack([flat.sum(f.value) for f in bends], axis=1)
+        sums = np.stack([flat.sum(f) for f, _, _ in bends], axis=1)
         value, p = _probabilities(nodes.log_weight + sums, present)
         for k, f in enumerate(bends):
             total = rows.add(total, as_either(by_node[k]), p[:, k], f)
     else:
         nodes_first = jnp.moveaxis(nodes.v, 1, 0)
         # node by node, so that no array of all rows and all nodes is formed
-        terms = jax.lax.map(lambda v: flat.sum(rows.bends(v).value), nodes_first)
+        terms = jax.lax.map(lambda v: flat.sum(rows.bends(v)[0]), nodes_first)
         value, p = _probabilities(nodes.log_weight + terms.T, present)
 
         def add(moments: _Moments, node: tuple[jax.Array, jax.Array]) -> tuple[_Moments, None]:
@@ -101,14 +104,6 @@ def curvature_sum(
     order = np.argsort(_places_in_t(target))
     value = xp.sum(xp.where(present, value, 0.0))
     return value, total.mean.sum(0)[order], hessian[order][:, order]
-
-
-class _Bends(NamedTuple):
-    """f of each row at one node, and its derivatives in the predictor and the extras."""
-
-    value: jax.Array
-    first: jax.Array  # (rows, 1 + extras)
-    second: jax.Array  # (rows, 1 + extras, 1 + extras)
 
 
 class _Moments(NamedTuple):
@@ -155,12 +150,12 @@ class _Rows(NamedTuple):
             xp.zeros((size, size)),
         )
 
-    def bends(self, v: jax.Array) -> _Bends:
+    def bends(self, v: jax.Array) -> Bends:
         """Evaluate f and its derivatives at one node, v of each group."""
         shift = namespace(v).sum(self.z * self.flat.spread(v @ self.factor.T), axis=1)
-        return _Bends(*self.model.bends(self.eta + shift, self.extras, self.flat.rows))
+        return self.model.bends(self.eta + shift, self.extras, self.flat.rows)
 
-    def add(self, total: _Moments, v: jax.Array, share: jax.Array, f: _Bends) -> _Moments:
+    def add(self, total: _Moments, v: jax.Array, share: jax.Array, f: Bends) -> _Moments:
         """Add one node with these probabilities.
 
         The derivative of a group's effects u = T v in the covariance's parameters is w = dT v. The
@@ -168,7 +163,8 @@ class _Rows(NamedTuple):
         """
         xp, flat, z = namespace(share), self.flat, self.z
         w = xp.einsum("cab,jb->jca", self.slopes, v)
-        f1, f2, mixed = f.first[:, :1], f.second[:, 0, :1], f.second[:, 0, 1:]
+        _, first, second = f
+        f1, f2, mixed = first[:, :1], second[:, 0, :1], second[:, 0, 1:]
         pull, bend = flat.sum(f1 * z), flat.sum((f2 * z)[:, :, None] * z[:, None, :])
         score = [flat.sum(f1 * self.X), xp.einsum("jca,ja->jc", w, pull)]
         moved = share[:, None, None] * w
@@ -183,9 +179,9 @@ class _Rows(NamedTuple):
         if self.extras:
             across = flat.sum(z[:, :, None] * mixed[:, None, :])
             own_extras = xp.einsum("jca,jae->ce", moved, across)
-            corner = xp.tensordot(share, flat.sum(f.second[:, 1:, 1:]), axes=1)
+            corner = xp.tensordot(share, flat.sum(second[:, 1:, 1:]), axes=1)
             others = xp.block([[own, own_extras], [own_extras.T, corner]])
-            score.append(flat.sum(f.first[:, 1:]))
+            score.append(flat.sum(first[:, 1:]))
             curved.append(mixed * p)
         slope = xp.concatenate(score, axis=1)
         weighted = share[:, None] * slope
@@ -211,8 +207,7 @@ def factor_derivatives(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Arr
     covariance, own = target.integrated.covariance, covariance_places(target)
     if namespace(t) is np:
         if covariance.pairs:
-            T, first, second = map(np.asarray, _factor_derivatives(target, t))
-            return as_either(T), as_either(first), as_either(second)
+            return _factor_derivatives(target, t)
         T, count = np.asarray(covariance.factor(target.unravel(t))), len(own)
         first = np.zeros((count, *T.shape))
         first[range(count), range(count), range(count)] = np.diag(T)
@@ -228,7 +223,7 @@ def factor_derivatives(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Arr
     return factor(t[own]), jnp.moveaxis(first, -1, 0), jnp.moveaxis(second, (-2, -1), (0, 1))
 
 
-_factor_derivatives = jit(static=0)(factor_derivatives)
+_factor_derivatives = for_numpy(jit(static=0)(factor_derivatives))
 
 
 def _common_columns(model: IntegratedEffects, rows: Batch) -> jax.Array:

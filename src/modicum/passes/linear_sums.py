@@ -59,14 +59,6 @@ def map_by_numpy(
 
 
 @of_numpy
-def gradient_by_numpy(
-    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """Sum log-likelihood and gradient at `t` over the present rows of a chunk."""
-    return hessian_by_numpy(target, t, batch, present, second=False)
-
-
-@of_numpy
 def hessian_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray, second: bool = True
 ) -> tuple[np.ndarray, ...]:

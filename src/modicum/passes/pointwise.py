@@ -93,9 +93,7 @@ def _evaluate(target: Target, points: Array, batch: Batch) -> jax.Array:
     return values
 
 
-@compiled_pass
-def _log_likelihoods(target: Target, points: Array, batch: Batch) -> jax.Array:
-    return _evaluate(target, points, batch)
+_log_likelihoods = compiled_pass(_evaluate)
 
 
 @compiled_pass

@@ -28,7 +28,6 @@ from modicum.passes.group_hessian import group_hessian_by_numpy, group_hessian_s
 from modicum.passes.linear_sums import (
     arrow_hessian_sum,
     as_matrix,
-    gradient_by_numpy,
     hessian_by_numpy,
     linear_hessian_sum,
     values_by_numpy,
@@ -160,7 +159,8 @@ class Sums:
 
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
-        chunk_sum: TargetSum = gradient_by_numpy if self.gradient_on_numpy else chunk_gradient
+        by_numpy = partial(hessian_by_numpy, second=False)
+        chunk_sum: TargetSum = by_numpy if self.gradient_on_numpy else chunk_gradient
         value, gradient = self._sweep(chunk_sum, t, purpose, "gradient")
         return float(value) + float(self._rest_values(t)), self._padded(
             gradient + self._rest_slopes(t)
