@@ -64,7 +64,7 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
     "LinearPredictorModel": 35,
-    "IntegratedEffects": 14,
+    "IntegratedEffects": 8,
     "Rows": 22,
     "GroupedRows": 1,
     "LinearTaylor": 11,

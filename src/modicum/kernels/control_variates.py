@@ -52,7 +52,7 @@ from modicum.kernels.remainder import (
 from modicum.kernels.whitening import scaled, unwhiten
 from modicum.linalg.arrow import ArrowMatrix, Symmetric, in_two
 from modicum.linalg.columns import ModelMatrix
-from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import Batch
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
@@ -171,7 +171,7 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     normal, B = -I by the definition of whitening; it is then left out, which saves d^2 operations
     per evaluation.
     """
-    if isinstance(target.model, IntegratedEffects):
+    if target.model.integrated_group is not None:
         return group_proxy(anchor, target, order)
     _, folded_gradient, folded_hessian = folded_prior(target, anchor.point)
     gradient = (anchor.A if order >= 1 else np.zeros_like(anchor.A)) + folded_gradient
@@ -194,10 +194,10 @@ def control_variate(
     target: Target, order: int, precision: str = "float64"
 ) -> ControlVariate[Pytree]:
     """Return the cheapest form of the control variate that fits the model."""
-    model = target.model
-    if isinstance(model, IntegratedEffects):
+    if target.model.integrated_group is not None:
         # float64: residuals are differences of log-likelihoods of groups
-        return GroupTaylor(replace(target, model=replace(model, nodes_at=None)), order)
+        anywhere = replace(target.integrated, nodes_at=None)
+        return GroupTaylor(replace(target, model=anywhere), order)
     prior = None if target.exact_prior is None else target.exact_prior[0]
     target = target.likelihood  # the normal priors of families are part of the proxy
     model = target.model

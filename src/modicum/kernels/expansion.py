@@ -101,17 +101,12 @@ def _inverse(v: jax.Array, power: jax.Array) -> jax.Array:
 USUAL_GROUPS = 256  # sample of groups from which the median information is computed
 
 
-def covariance_coordinates(target: Target, t: jax.Array, unit: jax.Array | None) -> jax.Array:
-    """Return the coordinates of S among phi."""
-    covariance = target.integrated.covariance
-    entries = entries_of(covariance.factor(target.unravel(t)), covariance.correlated)
-    return entries if unit is None else unit * jnp.log1p(entries / unit)
-
-
 def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:
     """phi(t): t with the covariance's parameters replaced by coordinates of S."""
-    t = jnp.asarray(t)
-    return t.at[covariance_places(target)].set(covariance_coordinates(target, t, unit))
+    t, covariance = jnp.asarray(t), target.integrated.covariance
+    entries = entries_of(covariance.factor(target.unravel(t)), covariance.correlated)
+    own = entries if unit is None else unit * jnp.log1p(entries / unit)
+    return t.at[covariance_places(target)].set(own)
 
 
 def in_expansion_coordinates(

@@ -123,14 +123,15 @@ class Integrator:
         `diagonal` computes the diagonal of the gradient's Jacobian on demand.
         """
         step = self._response(h)
-        before = (state.z, state.memory) if self.has_momentum else (state.z,)
-        after = [
-            sum((k * x for k, x in zip(line[1:], before[1:], strict=True)), line[0] * before[0])
-            - kick * gradient
-            + noise * xi
-            for line, kick, noise in zip(step.free, step.kick, step.noise, strict=True)
-        ]
-        return IntegratorState(after[0], after[1] if self.has_momentum else ())
+
+        def moved(line: jax.Array, kick: jax.Array, noise: jax.Array) -> jax.Array:
+            free = line[0] * state.z
+            if self.has_momentum:
+                free = free + line[1] * state.memory
+            return free - kick * gradient + noise * xi
+
+        z, *momentum = map(moved, step.free, step.kick, step.noise)
+        return IntegratorState(z, momentum[0] if momentum else ())
 
     def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
         """Compare the gradient of the coming kick with its noise.

@@ -13,7 +13,7 @@ from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
 from modicum.errors import ConvergenceError, ModicumWarning, NoModeError, NoNoiseError
 from modicum.linalg.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
-from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.resolved import prior_warnings
 from modicum.passes.curvature import Curvature, curvature, flat_prior, whitening, whitening_factor
@@ -316,24 +316,18 @@ def _may_have_none(sums: Sums, start: np.ndarray, fault: ConvergenceError) -> bo
     """Whether the posterior may be proper although no mode was found.
 
     A kink or a funnel of a user's model is valid, and so is a family's posterior that Newton does
-    not climb. A start with a NaN is not, nor is an unbounded log-posterior.
+    not climb, unless it needs a mode: quadrature nodes and digests are placed at it, it shows
+    whether flat priors leave the posterior improper, and an outcome of too few digits is sampled no
+    better than it is climbed. A start with a NaN is not valid, nor is an unbounded log-posterior.
     """
     if isinstance(fault, EndlessError | NoNoiseError):
         return False
-    if not sums.target.model.users_functions and _needs_mode(sums):
+    model = sums.target.model
+    placed = model.integrated_group is not None or sums.rest is not None
+    needed = placed or model.has_flat_prior or is_remote(sums)
+    if needed and not model.users_functions:
         return False
     return curvature(sums, start, "mode", flat_prior(sums.target)).finite
-
-
-def _needs_mode(sums: Sums) -> bool:
-    """Whether a family's posterior may not be sampled without a mode.
-
-    Quadrature nodes and digests are placed at it, it shows whether flat priors leave the posterior
-    improper, and an outcome of too few digits is sampled no better than it is climbed.
-    """
-    model = sums.target.model
-    placed = isinstance(model, IntegratedEffects) or sums.rest is not None
-    return placed or model.has_flat_prior or is_remote(sums)
 
 
 def _from_curvature(

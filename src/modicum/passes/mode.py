@@ -11,7 +11,7 @@ import numpy as np
 
 from modicum.errors import ConvergenceError
 from modicum.linalg.arrow import ArrowMatrix
-from modicum.models import IntegratedEffects, LinearPredictorModel
+from modicum.models import LinearPredictorModel
 from modicum.passes.curvature import (
     Curvature,
     StandInPrior,
@@ -161,7 +161,7 @@ def _climb(
     sums: Sums, start: np.ndarray, purpose: str, goal: float, origin: np.ndarray | None = None
 ) -> tuple[Curvature, bool]:
     """Run damped Newton, after L-BFGS if the log-posterior may not be concave."""
-    if not isinstance(sums.target.model, LinearPredictorModel | IntegratedEffects):
+    if not isinstance(sums.target.model.row_model, LinearPredictorModel):
         start, origin = _quasi_newton(sums, start, purpose), None
     return ascend(sums, start, purpose, goal, origin)
 

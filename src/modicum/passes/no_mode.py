@@ -14,7 +14,7 @@ import numpy as np
 
 from modicum.errors import ConvergenceError, NoNoiseError
 from modicum.linalg.arrow import ArrowCholesky, ArrowMatrix, diagonal
-from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models import LinearPredictorModel, Target
 from modicum.models.families.real import ScaleFamily
 from modicum.models.model import Batch
 from modicum.passes.curvature import Curvature
@@ -109,7 +109,7 @@ def why_not_finite(sums: Sums, at: Curvature) -> str:
 def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
     """Explain why the search stopped without a mode, and what to do for a model of this kind."""
     own = sums.target.model.users_functions
-    if not _is_concave(at):
+    if not at.concave:
         remedy = (
             "give a tighter prior or another `init`"
             if own
@@ -143,11 +143,6 @@ def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
     )
 
 
-def _is_concave(at: Curvature) -> bool:
-    """Whether the precision is positive definite."""
-    return not ArrowCholesky.mending(ArrowMatrix.of(at.precision)).mended
-
-
 def _remedy(own: bool) -> str:
     if own:
         return (
@@ -163,7 +158,7 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     The log-likelihood then rises as the scale falls, until residuals are pure rounding error, which
     may or may not have a mode.
     """
-    model, rows = _family_and_rows(sums)
+    model, rows = sums.target.model.row_model, sums.rows.members
     if not isinstance(model, ScaleFamily) or not model.extras:
         return
     theta = sums.target.unravel(point)
@@ -190,19 +185,11 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
 
 def is_remote(sums: Sums) -> bool:
     """Whether a real outcome is so far from zero that few digits are left of its variation."""
-    model, rows = _family_and_rows(sums)
+    model, rows = sums.target.model.row_model, sums.rows.members
     if not isinstance(model, ScaleFamily):
         return False
     first = rows.slice(0, min(len(rows), FIRST_ROWS))
     return _spread(first) < REMOTE * float(np.max(np.abs(first["y"])))
-
-
-def _family_and_rows(sums: Sums) -> tuple[object, Rows]:
-    """Return the model of a single row, and the rows, also if effects are integrated out."""
-    model, rows = sums.target.model, sums.rows
-    if isinstance(model, IntegratedEffects):
-        model = model.family
-    return model, rows.members
 
 
 def _spread(rows: Batch) -> float:

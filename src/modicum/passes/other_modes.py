@@ -174,8 +174,7 @@ def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature
         at, _ = ascend(sums, point, "other modes", within)
     except ConvergenceError:
         return None
-    concave = bool(np.linalg.eigvalsh(at.dense_precision)[0] > 0)
-    return at if concave and at.gradient_norm < within else None
+    return at if at.concave and at.gradient_norm < within else None
 
 
 def _apart(at: Curvature, mode: Curvature) -> bool:

@@ -366,8 +366,10 @@ class OrderAtWorkers:
         """Return the row numbers (int64) at these places."""
         if isinstance(places, slice):
             places = np.arange(*places.indices(len(self)))
-        flat = self._row_ids(np.asarray(places).ravel())
-        return flat.reshape(np.shape(places))
+        row_ids = np.empty(places.size, np.int64)
+        for at, part in self._ask("sorted_row_ids", places.ravel()):
+            row_ids[at] = part
+        return row_ids.reshape(places.shape)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Return the whole order, gathered from all workers: one number per row."""
@@ -387,12 +389,6 @@ class OrderAtWorkers:
         """Return the rows at these places (any shape), each from the worker that sorted it."""
         parts = self._ask("take_sorted", places.ravel())
         return _assembled(parts, places.shape, self._shards.rows)
-
-    def _row_ids(self, places: np.ndarray) -> np.ndarray:
-        row_ids = np.empty(len(places), np.int64)
-        for at, part in self._ask("sorted_row_ids", places):
-            row_ids[at] = part
-        return row_ids
 
     def _ask(self, method: str, places: np.ndarray) -> Iterator[tuple[np.ndarray, Answer]]:
         """Ask each worker once about the places in its shards."""

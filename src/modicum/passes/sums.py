@@ -15,7 +15,7 @@ import numpy as np
 from modicum.arrays import expansion
 from modicum.ledger import Kind, Ledger
 from modicum.linalg.arrow import Symmetric
-from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import Batch
 from modicum.passes.engine import (
     Engine,
@@ -182,12 +182,11 @@ class Sums:
 
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
-        model = self.target.model
         chunk_sum: TargetSum = _hessian_sum
-        if isinstance(model, LinearPredictorModel):
-            chunk_sum = hessian_by_numpy if self.by_numpy else linear_hessian_sum
-        elif isinstance(model, IntegratedEffects):
+        if self.target.model.integrated_group is not None:
             chunk_sum = group_hessian_by_numpy if self.by_numpy else group_hessian_sum
+        elif isinstance(self.target.model, LinearPredictorModel):
+            chunk_sum = hessian_by_numpy if self.by_numpy else linear_hessian_sum
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
         symmetric = hessian / 2 + hessian.T / 2  # halved first, since the sum may overflow
         if self.rest is not None:
