@@ -140,7 +140,6 @@ class LogisticPrior(Prior):
 
     mean: float = 0.0
     scale: float = 1.0
-    positive: ClassVar[tuple[str, ...]] = ("scale",)
 
     @staticmethod
     def density(value, *numbers):

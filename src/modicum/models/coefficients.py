@@ -359,6 +359,11 @@ class CoefficientPriors(BaseModel):
         of_kept = {name: getattr(data, name)[kept] for name in ("x_mean", "x_sd", "x_unit")}
         return replace(data, **of_kept)
 
+    def default_sds(self, term: PooledTerm, rows: Rows) -> tuple[Prior, ...]:
+        """Return the default priors of the standard deviations of a term."""
+        choice = _Choice(self, rows, self._moments(rows, None))
+        return tuple(choice.sd_prior(term, effect) for effect in term.effects)
+
     def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
         """Keys that a prior may have, besides columns and their terms, with these group terms."""
         keys = ["common", *(["intercept"] if self.intercept else [])]

@@ -21,12 +21,10 @@ from modicum.models.model import Batch, EffectScale, Labels, Params
 from modicum.models.priors.distributions import LKJ, HalfNormal, is_positive
 from modicum.models.priors.exact import log_hyper_density
 from modicum.models.priors.resolved import OWN, ModelPriors, PooledPrior
-from modicum.models.priors.units import columns_with_moments, moments
 from modicum.models.terms import (
     INTERCEPT,
     GroupTerm,
     constant_slope,
-    refuse_remote_slope,
     slope_columns,
 )
 from modicum.rows import Rows
@@ -236,15 +234,8 @@ class IntegratedEffects(GroupIntegrals):
         columns = tuple(_column_of_x(members, name) for name in self.slopes)
         if isinstance(self.group_sd, tuple):
             return replace(self, family=family, columns=columns, scales=self.group_sd)
-        data = moments(members)
-        places = [columns_with_moments(members).index(name) for name in self.slopes]
-        for name, at in zip(self.slopes, places, strict=True):
-            if self.intercept:
-                refuse_remote_slope(name, self.group, float(data.x_mean[at]), float(data.x_sd[at]))
-        spread = [float(data.x_unit[at]) or 1.0 for at in places]
-        unit = 2.5 * self.family.outcome_unit(data)
-        scales = [*([unit] if self.intercept else []), *(unit / sd for sd in spread)]
-        return replace(self, family=family, columns=columns, scales=tuple(map(float, scales)))
+        scales = tuple(prior.numbers[0] for prior in family.default_sds(self.term, members))
+        return replace(self, family=family, columns=columns, scales=scales)
 
     @property
     def needs_moments(self) -> bool:

@@ -452,14 +452,14 @@ class LinearPredictorModel(CoefficientPriors):
         Extra parameters are reported themselves, rather than on their coordinates.
         """
         rest = {name: leaf for name, leaf in theta.items() if name != OWN}
-        named = self.split_effects(super().report(rest)) | self.report_own(theta)
+        named = self.split_effects(super().report(rest))
         for extra in self.sampled_extras:
             coordinate, name = coordinate_of(extra)
             if name in self.modelled:
                 named[f"{name}.intercept"] = named.pop(extra)
             else:
                 named[name] = coordinate.constrain(named.pop(extra))
-        return named
+        return named | self.report_own(theta)
 
     def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Split `beta` by predictors into common coefficients, and into named group effects."""

@@ -197,10 +197,6 @@ class BaseModel(ABC):
         """Name the parameters the way draws and summaries show them."""
         return named_leaves(theta)
 
-    def report_own(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the hyperparameters, the parameters of priors, which come last."""
-        return {}
-
     def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`: map reported parameters to unconstrained ones."""
         return dict(named)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil
 from typing import TypeAlias
 
@@ -297,16 +297,21 @@ def _traced(question: Question, model: BaseModel, draws: Draws, fields: Batch) -
     if not (isinstance(model, LinearPredictorModel) and type(model) in _saved().values()):
         return _trace(question, model, first, fields)
     shapes = (tuple((k, x.shape, x.dtype.str) for k, x in part.items()) for part in (first, fields))
-    key = (question, model, *shapes)
-    if key not in TRACED:
-        if len(TRACED) >= MOST_TRACED:
-            TRACED.clear()
-        TRACED[key] = _trace(question, model, first, fields)
-    return TRACED[key]
+    return _traced_once(question, model, *shapes)
 
 
-MOST_TRACED = 1_000
-TRACED: dict[Hashable, tuple[int, str]] = {}
+Layout: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]  # names, shapes and types
+
+
+@lru_cache(maxsize=1_000)
+def _traced_once(
+    question: Question, model: BaseModel, draw: Layout, fields: Layout
+) -> tuple[int, str]:
+    shaped = (
+        {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in part}
+        for part in (draw, fields)
+    )
+    return _trace(question, model, *shaped)
 
 
 def _trace(

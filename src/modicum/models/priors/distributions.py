@@ -44,14 +44,14 @@ class Prior(ABC):
 
     support: ClassVar[Support] = "real"
     quadratic: ClassVar[bool] = False  # whether the log-density is quadratic
-    positive: ClassVar[tuple[str, ...]] = ()  # arguments that must be above zero
+    any_number: ClassVar[tuple[str, ...]] = ("mean",)  # arguments that need not be above zero
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if value is None and field.default is None:
                 continue
-            if field.name in self.positive and not is_positive(value):
+            if field.name not in self.any_number and not is_positive(value):
                 raise SettingError(
                     f"{field.name} of {type(self).__name__} must be a positive number, not "
                     f"{value!r}."
@@ -146,7 +146,6 @@ class Normal(Prior):
     mean: float = 0.0
     sd: float = 1.0
     quadratic: ClassVar[bool] = True
-    positive: ClassVar[tuple[str, ...]] = ("sd",)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -180,7 +179,6 @@ class StudentT(Prior):
     df: float
     mean: float = 0.0
     scale: float = 1.0
-    positive: ClassVar[tuple[str, ...]] = ("df", "scale")
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -222,7 +220,6 @@ class Laplace(Prior):
 
     mean: float = 0.0
     scale: float = 1.0
-    positive: ClassVar[tuple[str, ...]] = ("scale",)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -292,7 +289,6 @@ class Horseshoe(Prior):
     slab: float = 2.5
     unit: float | None = None
     resolution: float | None = None
-    positive: ClassVar[tuple[str, ...]] = ("scale", "slab", "unit", "resolution")
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -368,7 +364,6 @@ class LogNormal(Prior):
     sd: float = 1.0
     support: ClassVar[Support] = "positive"
     quadratic: ClassVar[bool] = True
-    positive: ClassVar[tuple[str, ...]] = ("sd",)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -404,7 +399,6 @@ class HalfNormal(Prior):
 
     sd: float = 1.0
     support: ClassVar[Support] = "positive"
-    positive: ClassVar[tuple[str, ...]] = ("sd",)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -431,7 +425,6 @@ class HalfCauchy(Prior):
 
     scale: float = 1.0
     support: ClassVar[Support] = "positive"
-    positive: ClassVar[tuple[str, ...]] = ("scale",)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -458,7 +451,6 @@ class Exponential(Prior):
 
     rate: float = 1.0
     support: ClassVar[Support] = "positive"
-    positive: ClassVar[tuple[str, ...]] = ("rate",)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -491,7 +483,6 @@ class Gamma(Prior):
     shape: float
     rate: float = 1.0
     support: ClassVar[Support] = "positive"
-    positive: ClassVar[tuple[str, ...]] = ("shape", "rate")
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -524,7 +515,6 @@ class LKJ(Prior):
 
     eta: float = 2.0
     support: ClassVar[Support] = "correlation"
-    positive: ClassVar[tuple[str, ...]] = ("eta",)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
