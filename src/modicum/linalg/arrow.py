@@ -344,16 +344,6 @@ class ArrowMatrix(Arrow):
         corner[:size, :size] = self.corner
         return replace(self, border=border, cross=_no_cross(self.big, border), corner=corner)
 
-    def densely(self) -> np.ndarray:
-        """Form the dense matrix, for small matrices."""
-        out = np.zeros((self.size, self.size))
-        for line, block, beside in zip(self.big, self.blocks, self.cross, strict=True):
-            out[np.ix_(line, line)] = block
-            out[np.ix_(line, self.border)] = beside
-            out[np.ix_(self.border, line)] = np.asarray(beside).T
-        out[np.ix_(self.border, self.border)] = self.corner
-        return out
-
     def border_alone(self) -> np.ndarray:
         """Schur complement E - C D^-1 C', the marginal precision of the border."""
         cross = np.asarray(self.cross)

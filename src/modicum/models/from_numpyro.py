@@ -347,7 +347,7 @@ def from_numpyro(model: Callable[..., Any], rows: Rows, **arguments: Any) -> Mod
     fields = _row_arguments(model, rows, arguments)
     batches = [with_given_types(batch, rows.kinds) for batch in two_batches(rows)]
     batch, other = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
-    return _Study(Program(model, fields, arguments, len(rows), batch), batch, other, rows).model()
+    return _studied(Program(model, fields, arguments, len(rows), batch), other, rows.kinds)
 
 
 def _require_numpyro() -> None:
@@ -402,136 +402,131 @@ class _NumpyroModel(Model):
         """Skip the check: chains draw no outcomes, and drawing them reports its own errors."""
 
 
-@dataclass
-class _Study:
-    """A trial of a NumPyro function on a few rows, before it becomes a model."""
+@in_double_precision
+@np.errstate(divide="ignore", invalid="ignore")  # deterministic sites, where parameters are 0
+def _studied(program: Program, other_batch: Batch, kinds: Mapping[str, str]) -> Model:
+    """Return the model; refuse a function that cannot be sampled correctly, after a few trials.
 
-    program: Program
-    batch: Mapping[str, np.ndarray]
-    other_batch: Mapping[str, np.ndarray]
-    rows: Rows
+    It is tried on the sample rows of the program, and on another batch.
+    """
+    batch = program.sample_rows
+    sites, other_sites = _tried(program, batch, 0.0), _tried(program, other_batch, 0.0)
+    counts = tuple(len(b[program.fields[0]]) for b in (batch, other_batch))
+    plate = _plate_over_rows(sites, other_sites, counts, program.rows)
+    _refuse_sites(sites, plate)
+    free = [k for k, s in sites.items() if s["type"] == "sample" and not s["is_observed"]]
+    reported = _reported(sites, other_sites, plate)
+    program = replace(program, plate=plate, parameters=tuple(free), reported=tuple(reported))
+    starts = [_tried(program, batch, radius) for radius in RADII]
+    points = [{k: np.asarray(at[k]["value"], np.float64) for k in free} for at in starts]
+    elsewhere = program.run(batch, points[1])
+    constraints = {name: _constraint(name, sites, elsewhere) for name in free}
+    _refuse_dependence_on_rows(program, (batch, other_batch), points[1])
+    model = _NumpyroModel(
+        program.log_prior,
+        program.log_likelihood,
+        init=points[0],
+        predict=program.expected,
+        simulate=program.simulate,
+        simulate_prior=program.simulate_prior,
+        outcome=program.outcome_field(points[0]),
+        constraints={k: c for k, c in constraints.items() if c is not real},
+        report=program.report if reported else None,
+    )
+    return model.with_points(tuple(points), kinds)
 
-    @in_double_precision
-    @np.errstate(divide="ignore", invalid="ignore")  # deterministic sites, where parameters are 0
-    def model(self) -> Model:
-        """Return the model; refuse a function that cannot be sampled correctly."""
-        sites, other_sites = (self._run(batch, 0.0) for batch in (self.batch, self.other_batch))
-        plate = self._plate(sites, other_sites)
-        self._refuse(sites, plate)
-        free = [k for k, s in sites.items() if s["type"] == "sample" and not s["is_observed"]]
-        reported = _reported(sites, other_sites, plate)
-        self.program = replace(
-            self.program,
-            plate=plate,
-            parameters=tuple(free),
-            reported=tuple(reported),
+
+def _tried(program: Program, batch: Batch, radius: float) -> Sites:
+    """Return all sites, with parameters drawn uniformly within `radius`, unconstrained."""
+    from numpyro.infer.initialization import init_to_uniform
+
+    choose = init_to_uniform(radius=radius)
+    try:
+        return program.run(batch, None, choose)
+    except Exception as fault:
+        with suppress(Exception):  # the plate may be as long as all rows
+            return program.run(batch, None, choose, as_all=True)
+        raise SettingError(
+            f"the NumPyro model fails on a few rows ({fault_text(fault)}); everything that has "
+            "one entry per row must be a field of the rows and an argument of the model, and "
+            "nothing may be as long as all rows."
+        ) from fault
+
+
+def _plate_over_rows(sites: Sites, other_sites: Sites, counts: tuple[int, ...], rows: int) -> str:
+    """Return the plate over the rows, which is as long as the batch or as all rows."""
+    sizes = {
+        name: (site["args"][0], other_sites[name]["args"][0] if name in other_sites else None)
+        for name, site in sites.items()
+        if site["type"] == "plate"
+    }
+    over = [name for name, size in sizes.items() if size == counts]
+    over = over or [n for n, size in sizes.items() if size == (rows,) * 2]
+    if not over:
+        has = f"its plates are {', '.join(sizes)}" if sizes else "it has none"
+        raise SettingError(
+            f"the model has no plate over the rows ({has}): put the observed sites under "
+            'numpyro.plate("rows", y.shape[0]), which says that they are independent given the '
+            "parameters."
         )
-        starts = [self._run(self.batch, radius) for radius in RADII]
-        points = [{k: np.asarray(at[k]["value"], np.float64) for k in free} for at in starts]
-        elsewhere = self.program.run(self.batch, points[1])
-        constraints = {name: _constraint(name, sites, elsewhere) for name in free}
-        self._refuse_dependence_on_rows(points[1])
-        model = _NumpyroModel(
-            self.program.log_prior,
-            self.program.log_likelihood,
-            init=points[0],
-            predict=self.program.expected,
-            simulate=self.program.simulate,
-            simulate_prior=self.program.simulate_prior,
-            outcome=self.program.outcome_field(points[0]),
-            constraints={k: c for k, c in constraints.items() if c is not real},
-            report=self.program.report if reported else None,
+    if len(over) > 1:
+        raise SettingError(
+            f"the model has {len(over)} plates over the rows ({', '.join(over)}): put all "
+            "observed sites of a row into one plate."
         )
-        return model.with_points(tuple(points), self.rows.kinds)
+    return over[0]
 
-    def _run(self, batch: Batch, radius: float) -> Sites:
-        """Return all sites, with parameters drawn uniformly within `radius`, unconstrained."""
-        from numpyro.infer.initialization import init_to_uniform
 
-        choose = init_to_uniform(radius=radius)
-        try:
-            return self.program.run(batch, None, choose)
-        except Exception as fault:
-            with suppress(Exception):  # the plate may be as long as all rows
-                return self.program.run(batch, None, choose, as_all=True)
+def _refuse_sites(sites: Sites, plate: str) -> None:
+    """Refuse sites that belong neither to the prior nor to the likelihood of a row."""
+    observes = False
+    for name, site in sites.items():
+        if site["type"] == "param":
             raise SettingError(
-                f"the NumPyro model fails on a few rows ({fault_text(fault)}); everything that has "
-                "one entry per row must be a field of the rows and an argument of the model, and "
-                "nothing may be as long as all rows."
-            ) from fault
-
-    def _plate(self, sites: Sites, other_sites: Sites) -> str:
-        """Return the plate over the rows, which is as long as the batch or as all rows."""
-        sizes = {
-            name: (site["args"][0], other_sites[name]["args"][0] if name in other_sites else None)
-            for name, site in sites.items()
-            if site["type"] == "plate"
-        }
-        counts = tuple(len(b[self.program.fields[0]]) for b in (self.batch, self.other_batch))
-        over = [name for name, size in sizes.items() if size == counts]
-        over = over or [n for n, size in sizes.items() if size == (len(self.rows),) * 2]
-        if not over:
-            has = f"its plates are {', '.join(sizes)}" if sizes else "it has none"
-            raise SettingError(
-                f"the model has no plate over the rows ({has}): put the observed sites under "
-                'numpyro.plate("rows", y.shape[0]), which says that they are independent given the '
-                "parameters."
+                f"'{name}' is a numpyro.param, which has no prior: make it a sample site, or a "
+                "constant."
             )
-        if len(over) > 1:
+        if site["type"] != "sample":
+            continue
+        within = plate in frames(site)
+        observes = observes or (within and is_observed(site))
+        if within and not is_observed(site):
             raise SettingError(
-                f"the model has {len(over)} plates over the rows ({', '.join(over)}): put all "
-                "observed sites of a row into one plate."
+                f"the plate over the rows holds the latent site '{name}', one value per row, "
+                "so rows cannot be left out: integrate it out of the likelihood (a "
+                "mixture, a Student-t, a negative binomial), or, for effects that rows share, "
+                "use mo.fit with a term such as (1 | group)."
             )
-        return over[0]
+        if not within and is_observed(site):
+            kind = "factor" if is_factor(site) else "observed"
+            raise SettingError(
+                f"the {kind} site '{name}' lies outside the plate over the rows ('{plate}'), "
+                "so it belongs to no row: move it into the plate, or make it part of the "
+                "distribution of a parameter."
+            )
+        if not within and site["fn"].support.is_discrete:
+            raise SettingError(
+                f"'{name}' is discrete, but chains need gradients: sum over its values in the "
+                "likelihood (numpyro.distributions.MixtureGeneral)."
+            )
+    if not observes:
+        raise SettingError(
+            f"nothing is observed in the plate '{plate}': give the data as fields of the rows."
+        )
 
-    def _refuse(self, sites: Sites, plate: str) -> None:
-        """Refuse sites that belong neither to the prior nor to the likelihood of a row."""
-        observes = False
-        for name, site in sites.items():
-            if site["type"] == "param":
-                raise SettingError(
-                    f"'{name}' is a numpyro.param, which has no prior: make it a sample site, or a "
-                    "constant."
-                )
-            if site["type"] != "sample":
-                continue
-            within = plate in frames(site)
-            observes = observes or (within and is_observed(site))
-            if within and not is_observed(site):
-                raise SettingError(
-                    f"the plate over the rows holds the latent site '{name}', one value per row, "
-                    "so rows cannot be left out: integrate it out of the likelihood (a "
-                    "mixture, a Student-t, a negative binomial), or, for effects that rows share, "
-                    "use mo.fit with a term such as (1 | group)."
-                )
-            if not within and is_observed(site):
-                kind = "factor" if is_factor(site) else "observed"
-                raise SettingError(
-                    f"the {kind} site '{name}' lies outside the plate over the rows ('{plate}'), "
-                    "so it belongs to no row: move it into the plate, or make it part of the "
-                    "distribution of a parameter."
-                )
-            if not within and site["fn"].support.is_discrete:
-                raise SettingError(
-                    f"'{name}' is discrete, but chains need gradients: sum over its values in the "
-                    "likelihood (numpyro.distributions.MixtureGeneral)."
-                )
-        if not observes:
-            raise SettingError(
-                f"nothing is observed in the plate '{plate}': give the data as fields of the rows."
-            )
 
-    def _refuse_dependence_on_rows(self, theta: Params) -> None:
-        """Refuse a prior that depends on the batch, or a row's likelihood that does on others."""
-        batches = (self.batch, self.other_batch)
-        programs = [replace(self.program, sample_rows=batch) for batch in batches]
-        if not agree(*jax.jit(lambda theta: [p.log_prior(theta) for p in programs])(theta)):
-            raise SettingError(
-                "the prior changes with the rows of a batch (a distribution outside the plate has "
-                "an argument that is computed from the rows or their number): compute it from "
-                "all rows beforehand, and pass it as an argument."
-            )
-        refuse_mixed_rows(self.program.log_likelihood, theta, batches)
+def _refuse_dependence_on_rows(
+    program: Program, batches: tuple[Batch, Batch], theta: Params
+) -> None:
+    """Refuse a prior that depends on the batch, or a row's likelihood that does on others."""
+    programs = [replace(program, sample_rows=batch) for batch in batches]
+    if not agree(*jax.jit(lambda theta: [p.log_prior(theta) for p in programs])(theta)):
+        raise SettingError(
+            "the prior changes with the rows of a batch (a distribution outside the plate has "
+            "an argument that is computed from the rows or their number): compute it from "
+            "all rows beforehand, and pass it as an argument."
+        )
+    refuse_mixed_rows(program.log_likelihood, theta, batches)
 
 
 def _constraint(name: str, sites: Sites, elsewhere: Sites) -> Constraint:
