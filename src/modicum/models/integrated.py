@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
-from modicum.models.families import Cloglog, Logistic, Probit
 from modicum.models.integrals import GroupIntegrals
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, EffectScale, Labels, Params
+from modicum.models.outcome_checks import binary_fault
 from modicum.models.priors.distributions import LKJ, HalfNormal, is_positive
 from modicum.models.priors.exact import log_hyper_density
 from modicum.models.priors.resolved import OWN, ModelPriors, PooledPrior
@@ -166,7 +166,7 @@ class IntegratedEffects(GroupIntegrals):
                 f"every row has its own '{self.group}', so the groups' effects cannot be told from "
                 "the noise of a row; leave the group out."
             )
-        if alone and isinstance(self.family, Logistic | Probit | Cloglog):
+        if alone and self.family.outcome_fault is binary_fault:
             raise DataError(
                 f"every row has its own '{self.group}', and a single outcome of 0 or 1 says "
                 "nothing about its group's effect; leave the group out."

@@ -60,6 +60,19 @@ class _Binary(_Successes):
     link: ClassVar[Link]
     outcome_fault = staticmethod(binary_fault)
 
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """log p where y is 1, log(1 - p) where it is 0."""
+        return y * self.link.log_success(eta[0]) + (1 - y) * self.link.log_failure(eta[0])
+
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """Derivatives in eta."""
+        pairs = zip(self.link.success(eta, highest), self.link.failure(eta, highest), strict=True)
+        return tuple(y * one + (1 - y) * zero for one, zero in pairs)
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Chance of a one."""
+        return self.link.chance(eta[0])
+
     def pseudo_variance(self, data: Moments) -> float:
         """1 / (p (1 - p)) at the share of ones."""
         return 1 / max(data.y_mean * (1 - data.y_mean), 1 / (data.weight + 1))
@@ -108,31 +121,9 @@ class Logistic(_Binary):
         """y eta - log(1 + e^eta)."""
         return y * eta - softplus(eta)
 
-    def mean(self, eta: jax.Array) -> jax.Array:
-        """Chance of a one."""
-        return jax.nn.sigmoid(eta[0])
-
 
 @dataclass(frozen=True, repr=False)
-class _Linked(_Binary):
-    """A binary family with a link other than the logit."""
-
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """log p where y is 1, log(1 - p) where it is 0."""
-        return y * self.link.log_success(eta[0]) + (1 - y) * self.link.log_failure(eta[0])
-
-    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
-        """Derivatives in eta."""
-        pairs = zip(self.link.success(eta, highest), self.link.failure(eta, highest), strict=True)
-        return tuple(y * one + (1 - y) * zero for one, zero in pairs)
-
-    def mean(self, eta: jax.Array) -> jax.Array:
-        """Chance of a one."""
-        return self.link.chance(eta[0])
-
-
-@dataclass(frozen=True, repr=False)
-class Probit(_Linked):
+class Probit(_Binary):
     """Probit regression: y in {0, 1}, the probability of a 1 is the normal cdf Phi(eta).
 
     Examples
@@ -146,7 +137,7 @@ class Probit(_Linked):
 
 
 @dataclass(frozen=True, repr=False)
-class Cloglog(_Linked):
+class Cloglog(_Binary):
     """Complementary log-log regression: y in {0, 1}, 1 where an event of log-rate eta happened.
 
     The probability of a 1 is 1 - exp(-e^eta); exposure time enters as offset=log(time).
