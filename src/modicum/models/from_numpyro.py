@@ -105,6 +105,7 @@ class _Bijected(Constraint):
 
 Site: TypeAlias = dict[str, Any]  # an entry of a NumPyro trace
 Sites: TypeAlias = dict[str, Site]
+Sample: TypeAlias = Mapping[str, np.ndarray]  # a few rows
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Program:
     fields: tuple[str, ...]
     arguments: Mapping[str, Any]  # other arguments of the function
     rows: int
-    sample_rows: Mapping[str, np.ndarray]
+    sample_rows: Sample
     plate: str = ""
     parameters: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
@@ -404,7 +405,7 @@ class _NumpyroModel(Model):
 
 @in_double_precision
 @np.errstate(divide="ignore", invalid="ignore")  # deterministic sites, where parameters are 0
-def _studied(program: Program, other_batch: Batch, kinds: Mapping[str, str]) -> Model:
+def _studied(program: Program, other_batch: Sample, kinds: Mapping[str, str]) -> Model:
     """Return the model; refuse a function that cannot be sampled correctly, after a few trials.
 
     It is tried on the sample rows of the program, and on another batch.
@@ -516,7 +517,7 @@ def _refuse_sites(sites: Sites, plate: str) -> None:
 
 
 def _refuse_dependence_on_rows(
-    program: Program, batches: tuple[Batch, Batch], theta: Params
+    program: Program, batches: tuple[Sample, Sample], theta: Params
 ) -> None:
     """Refuse a prior that depends on the batch, or a row's likelihood that does on others."""
     programs = [replace(program, sample_rows=batch) for batch in batches]

@@ -22,7 +22,7 @@ from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.networks import CNN, MLP
 from modicum.models.tracing import AsTraced, digest_of, evaluated, explained
 from modicum.random import typed
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 BUDGET = 2**25  # largest total size of an intermediate array over the draws evaluated together
 KEY_WORDS, ROW_NUMBERS = "words of the key", "numbers of the rows"  # added to draws and fields
@@ -315,9 +315,12 @@ def _traced_once(
 
 
 def _trace(
-    question: Question, model: BaseModel, first: Mapping[str, np.ndarray], fields: Batch
+    question: Question, model: BaseModel, first: Mapping[str, Pytree], fields: Mapping[str, Pytree]
 ) -> tuple[int, str]:
-    """Trace a draw; the model sees these rows here for the first time, so report its errors."""
+    """Trace a draw, given arrays or their shapes.
+
+    The model sees these rows here for the first time, so report its errors.
+    """
     names = ", ".join(sorted(fields)) or "outcomes alone"
     shapes = ", ".join(f"{name} {x.shape}" for name, x in fields.items())
     with explained(
