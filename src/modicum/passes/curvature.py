@@ -13,6 +13,7 @@ from scipy.linalg import cholesky, eigh, solve_triangular
 from modicum.arrays import expansion
 from modicum.linalg.arrow import (
     ArrowCholesky,
+    ArrowLayout,
     ArrowMatrix,
     Factor,
     Symmetric,
@@ -68,7 +69,7 @@ def folded_prior(
     layout, plain = target.arrow, isinstance(target.model, LinearPredictorModel)
     if layout is None and target.exact_prior is None and plain:
         return expanded_prior(target, t)  # the whole prior, already compiled
-    value, gradient, hessian = _folded_prior(target, t, smooth)
+    value, gradient, hessian = _folded_prior(target, layout, t, smooth)
     if layout is None:
         return value, gradient, hessian
     full_gradient = np.zeros(len(t))  # effects of many levels have a prior that is not quadratic
@@ -78,11 +79,13 @@ def folded_prior(
 
 
 @for_numpy
-@jit(static=(0, 2))
-def _folded_prior(target: Target, t: Array, smooth: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+@jit(static=(0, 1, 3))
+def _folded_prior(
+    target: Target, layout: ArrowLayout | None, t: Array, smooth: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Expand in all entries, or in those of the border where a factor has many effects."""
     at = jnp.asarray(t)
-    own = slice(None) if target.arrow is None else target.arrow.border
+    own = slice(None) if layout is None else layout.border
     return expansion(lambda x: target.log_folded_prior(at.at[own].set(x), smooth))(at[own])
 
 
