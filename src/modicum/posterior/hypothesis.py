@@ -21,8 +21,9 @@ from modicum.posterior.fitted import FittedDraws, check_interval, require_positi
 from modicum.posterior.summary import interval_columns, summary
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows.checks import names_like
+from modicum.rows.formula.batches import LevelArray
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.formula.interpreter import LevelArray, evaluate
+from modicum.rows.formula.interpreter import evaluate
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,7 +20,7 @@ from modicum.rows import Rows
 from modicum.rows.checks import names_like
 from modicum.rows.coding import Level
 from modicum.rows.formula import FormulaEncoding
-from modicum.rows.formula.evaluation import complete_rows
+from modicum.rows.formula.batches import complete_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.reading import encode_table, is_tabular, source_of, table_numbers, whole_field
 from modicum.rows.sources import Source

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +20,7 @@ from modicum.errors import DataError, ResourceError, SettingError, argument
 from modicum.rows.checks import as_dtype
 from modicum.rows.coding import Array, DType
 from modicum.rows.description import Description, describe
-from modicum.rows.formula.encoding import FormulaEncoding
-from modicum.rows.formula.evaluation import NewLevels
+from modicum.rows.formula.encoding import FormulaEncoding, NewLevels
 from modicum.rows.levels import floating
 from modicum.rows.sources import Source
 
@@ -139,19 +140,33 @@ def fill(
     return MemoryBackend(description, arrays, lent=lent is not None)
 
 
-def in_memory(
-    description: Description, chunks: Iterable[dict[str, Array]], n: int | None
-) -> MemoryBackend:
-    """Collect chunks in arrays; this takes memory for two copies only if `n` is unknown."""
-    if n is None:
-        parts = list(chunks)
+class RowStream(NamedTuple):
+    """Rows yet to be read: what they are, their chunks from a given row on, and their number."""
+
+    description: Description
+    chunks: Callable[[int], Iterator[dict[str, Array]]]
+    total: int | None  # None if unknown until all rows are read
+
+    def in_memory(self, advance: Callable[[int], object] = int) -> MemoryBackend:
+        """Read all rows into arrays, with memory for two copies only if their number is unknown.
+
+        `advance` is called with the number of rows that were read.
+        """
+        if self.total is not None:
+            _require_memory(self.total * self.description.row_bytes)
+            return fill(replace(self.description, n=self.total), self._heard(advance))
+        parts = list(self._heard(advance))
         if not parts:
-            return fill(replace(description, n=0), ())
-        arrays = {name: np.concatenate([p.pop(name) for p in parts]) for name in description.fields}
-        description = replace(description, n=len(next(iter(arrays.values()))))
+            return fill(replace(self.description, n=0), ())
+        fields = self.description.fields
+        arrays = {name: np.concatenate([part.pop(name) for part in parts]) for name in fields}
+        description = replace(self.description, n=len(next(iter(arrays.values()))))
         return MemoryBackend(description, arrays)
-    _require_memory(n * description.row_bytes)
-    return fill(replace(description, n=n), chunks)
+
+    def _heard(self, advance: Callable[[int], object]) -> Iterator[dict[str, Array]]:
+        for chunk in self.chunks(0):
+            yield chunk
+            advance(len(next(iter(chunk.values()))))
 
 
 def _require_memory(size: int) -> None:
@@ -225,17 +240,24 @@ def encoded(
     if newlevels not in ("refuse", "reference"):
         raise SettingError(f"newlevels must be 'refuse' or 'reference', not {newlevels!r}.")
     known = encoding.only(outcome, encoding.fields_of(source.names, outcome))
-    kind = rows_type(known.needed(), source, dtype)
+    stream = stream_of(known, source, dtype, None if drop else source.rows, drop, newlevels)
     named = None if encoding.outcome is None else encoding.outcome.expression
-    description = replace(describe(known, 1, kind), outcome=named, encoding=encoding)
-    chunks = known.chunks(source, kind, drop=drop, newlevels=newlevels)
-    return in_memory(description, chunks, None if drop else source.rows)
+    about = replace(stream.description, outcome=named, encoding=encoding)
+    return stream._replace(description=about).in_memory()
 
 
-def rows_type(needed: Sequence[str], source: Source, dtype: object) -> DType:
-    """Return the type of the numbers: `dtype`, or by default that of the floating columns."""
-    names = [name for name in needed if name in source.names]
-    kind = as_dtype(dtype, floating(source.types(names)))
+def stream_of(
+    encoding: FormulaEncoding,
+    source: Source,
+    dtype: object,
+    total: int | None,
+    drop: bool = False,
+    newlevels: NewLevels = "refuse",
+) -> RowStream:
+    """Return the rows that an encoding makes of a table."""
+    needed = [name for name in encoding.needed() if name in source.names]
+    kind = as_dtype(dtype, floating(source.types(needed)))
     if kind.kind != "f":
         raise SettingError("the rows of a formula are float32 or float64: leave dtype out.")
-    return kind
+    chunks = partial(encoding.chunks, source, kind, drop=drop, newlevels=newlevels)
+    return RowStream(describe(encoding, total or 1, kind), lambda first: chunks(first=first), total)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,21 +23,20 @@ from modicum.libraries import pyarrow as pa
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError, as_dtype, block_rows, in_type
 from modicum.rows.coding import Array, Level, level_names
-from modicum.rows.description import Description, describe
 from modicum.rows.fields import FieldSet
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
-from modicum.rows.formula.evaluation import complete_rows
+from modicum.rows.formula.batches import complete_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.lake import cache_folder, is_remote, local_path
-from modicum.rows.memory import encoded, in_memory, rows_type
+from modicum.rows.memory import RowStream, encoded, stream_of
 from modicum.rows.object_storage import holds_store
 from modicum.rows.rows import CHUNK, Rows
 from modicum.rows.sources import BATCH_ROWS, Source, is_columns, is_table
 from modicum.rows.store import DESCRIPTION
-from modicum.rows.table_encoding import ChosenColumns, learn_columns
+from modicum.rows.table_encoding import ChosenColumns, columns_of
 from modicum.rows.tables import is_dataset, open_table
-from modicum.rows.writing import PackedRows, refuse_taken, write_store
+from modicum.rows.writing import refuse_taken, write_store
 
 
 def ingest(
@@ -113,12 +112,25 @@ def ingest(
     if not isinstance(store, str | os.PathLike):
         raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
     choice = ChosenColumns(outcome, predictors, offset, weight, categorical, dense)
-    table = _recognise(source, choice, encoding)
-    # With weights, an ingest starts over: their check needs the weights of all rows.
-    identity = None if weight is not None else identity_of(table, choice, dtype, encoding)
     refuse_taken(store, overwrite)
-    packed = _packed(table, choice, dtype)
-    return write_store(packed, store, overwrite, progressbar, shard_rows, sort_by, identity)
+    if is_store(source):
+        source = Rows.open(source)
+    identity = None
+    if isinstance(source, Rows | Mapping):
+        if choice != ChosenColumns():
+            raise SettingError(
+                "outcome, predictors, offset, weight, categorical and dense choose columns of a "
+                "table, but the source already has fields: leave them out."
+            )
+        rows = _fields_of(source, dtype)
+    else:
+        names = categorical if isinstance(categorical, Iterable) else ()
+        table = open_table(source, encoding, [name for name in names if isinstance(name, str)])
+        # With weights, an ingest starts over: their check needs the weights of all rows.
+        if weight is None:
+            identity = identity_of(table, choice, dtype, encoding)
+        rows = columns_of(table, choice, dtype)
+    return write_store(rows, store, overwrite, progressbar, shard_rows, sort_by, identity)
 
 
 def identity_of(source: object, *settings: object) -> str | None:
@@ -127,56 +139,23 @@ def identity_of(source: object, *settings: object) -> str | None:
     return None if files is None else hashlib.sha256(repr((files, settings)).encode()).hexdigest()
 
 
-def _packed(
-    source: Source | Rows | Mapping[str, object], choice: ChosenColumns, dtype: object
-) -> PackedRows:
-    """Return the rows of a source, of which only those of a table can be read from the middle."""
-    if isinstance(source, Rows | Mapping):
-        if choice != ChosenColumns():
-            raise SettingError(
-                "outcome, predictors, offset, weight, categorical and dense choose columns of a "
-                "table, but the source already has fields: leave them out."
-            )
-        if isinstance(source, Mapping):
-            arrays = {name: value for name, value in source.items() if name != "codes"}
-            fields = FieldSet(arrays, None, dtype, source.get("codes"))
-            about = fields.description
-            return PackedRows(about, lambda _: map(about.pack, fields.chunks()), about.n)
-        kind = source.dtype if dtype is None else as_dtype(dtype, [])
-        description = replace(source._description, dtype=kind)
-        return PackedRows(description, lambda _: _repack_rows(source, description), len(source))
-    encoding, kind = learn_columns(source, choice, dtype)
-    description = encoding.describe(source.rows or 0, kind)
+def _fields_of(source: Rows | Mapping[str, object], dtype: object) -> RowStream:
+    """Return rows that have fields already, perhaps in a narrower type."""
+    if isinstance(source, Mapping):
+        arrays = {name: value for name, value in source.items() if name != "codes"}
+        fields = FieldSet(arrays, None, dtype, source.get("codes"))
+        return RowStream(fields.description, lambda _: fields.chunks(), fields.description.n)
+    kind = source.dtype if dtype is None else as_dtype(dtype, [])
+    about = replace(source._description, dtype=kind)
 
-    def blocks(first: int) -> Iterator[Array]:
-        return map(description.pack, encoding.chunks(source, kind, newlevels=None, first=first))
+    def chunks(start: int) -> Iterator[dict[str, Array]]:
+        for chunk in source.chunks(block_rows(about.width)):
+            at = range(start, start + len(next(iter(chunk.values()))))
+            numbers = {n: in_type(chunk[n], kind, about.labels(n), at) for n in about.numbers}
+            yield chunk | numbers
+            start = at.stop
 
-    return PackedRows(description, blocks, source.rows)
-
-
-def _repack_rows(rows: Rows, description: Description) -> Iterator[Array]:
-    """Yield packed blocks of existing rows in the type of `description`, which may be narrower."""
-    labels = [label for name in description.numbers for label in description.labels(name)]
-    numbers = {name: description.fields[name] for name in description.numbers}
-    after = replace(description, fields=numbers, codes={}, coding=None)
-    before, start = replace(after, dtype=rows.dtype), 0
-    for chunk in rows.chunks(block_rows(description.width)):
-        block = before.pack(chunk)
-        block = in_type(block, description.dtype, labels, range(start, start + len(block)))
-        yield description.pack(chunk | after.split(block))
-        start += len(block)
-
-
-def _recognise(
-    source: object, choice: ChosenColumns, encoding: str
-) -> Source | Rows | Mapping[str, object]:
-    """Return the source as rows, a mapping of fields, or a table to read in order."""
-    if isinstance(source, Rows | Mapping):
-        return source
-    if is_store(source):
-        return Rows.open(source)
-    names = choice.categorical if isinstance(choice.categorical, Iterable) else ()
-    return open_table(source, encoding, [name for name in names if isinstance(name, str)])
+    return RowStream(about, chunks, len(source))
 
 
 def is_store(source: object) -> TypeGuard[str | os.PathLike[str]]:
@@ -344,18 +323,29 @@ def read_formula(
     parsed = _with_offset(parse(formula, first.names, taken), offset)
     _refuse_ignored(first.roles, parsed, weight)
     source = first.with_text(_level_columns(parsed))
+    cache = None
     if store is None and source.remote:
         settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
-        return _cached_rows(source, settings, progressbar, lambda folder: read_formula(
-            formula, source, offset=offset, weight=weight, missing=missing, store=folder,
-            overwrite=True, dtype=dtype, progressbar=progressbar,
-        ))  # fmt: skip
-    drop = missing == "drop"
+        cache = cache_folder() / "lake" / (identity_of(source, *settings) or "")[:24]
+        note = cache.with_suffix(".json")
+        if (cache / DESCRIPTION).is_file() and note.is_file():
+            say(f"reading the rows of {source.called} from the cache, {cache}", progressbar)
+            return TableRows(Rows.open(cache), int(json.loads(note.read_text())["dropped"]))
+        say(f"caching the rows of {source.called} as a row store in {cache}", progressbar)
+        cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # they may be confidential
+        store, overwrite = cache, True
     try:
-        return _read(parsed, source, weight, drop, store, overwrite, dtype, progressbar)
+        made = _read(
+            parsed, source, weight, missing == "drop", store, overwrite, dtype, progressbar
+        )
     except MissingValueError as fault:
         remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
         raise MissingValueError(fault.column, fault.row, "", remedy) from None
+    if cache is not None:
+        with whole_file(note) as part:
+            part.touch(mode=0o600)
+            part.write_text(json.dumps({"source": source.called, "dropped": made.dropped}))
+    return made
 
 
 def _require_text(formula: object, data: object, **columns: object) -> None:
@@ -372,28 +362,6 @@ def _require_text(formula: object, data: object, **columns: object) -> None:
                 f"{name} must be the name of a column, not {type(column).__name__}: add the "
                 "numbers to the table as a column, and pass its name."
             )
-
-
-def _cached_rows(
-    source: Source,
-    settings: tuple[object, ...],
-    progressbar: Progressbar,
-    make: Callable[[Path], TableRows],
-) -> TableRows:
-    """Return remote rows as a store in the user's cache folder, made if it does not exist yet."""
-    folder = cache_folder() / "lake" / (identity_of(source, *settings) or "")[:24]
-    note = folder.with_suffix(".json")
-    if (folder / DESCRIPTION).is_file() and note.is_file():
-        dropped = json.loads(note.read_text())["dropped"]
-        say(f"reading the rows of {source.called} from the cache, {folder}", progressbar)
-        return TableRows(Rows.open(folder), int(dropped))
-    say(f"caching the rows of {source.called} as a row store in {folder}", progressbar)
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the data may be confidential
-    rows = make(folder)
-    with whole_file(note) as part:
-        part.touch(mode=0o600)
-        part.write_text(json.dumps({"source": source.called, "dropped": rows.dropped}))
-    return rows
 
 
 def encode_table(
@@ -445,33 +413,18 @@ def _read(
     with phase("read levels", None, progressbar):
         learned = learn(formula, source, weight=weight, drop=drop)
     encoding = learned.encoding
-    n = learned.rows if learned.rows is not None else source.rows
-    kind = rows_type(encoding.needed(), source, dtype)
-    description = describe(encoding, n or 1, kind)
-
-    def chunks(first: int) -> Iterator[dict[str, Array]]:
-        return encoding.chunks(source, kind, drop=drop, first=first)
-
-    if store is not None:
-        packed = PackedRows(description, lambda first: map(description.pack, chunks(first)), n)
-        sort_by = encoding.largest_group
-        # An unfinished store is not continued if rows are dropped, since its rows then do not tell
-        # how far the table was read, nor with weights, whose check needs the weights of all rows.
-        resumable = not drop and weight is None
-        identity = identity_of(source, encoding.formula, dtype) if resumable else None
-        rows = write_store(
-            packed, store, overwrite, progressbar, sort_by=sort_by, identity=identity
-        )
-        return TableRows(rows, learned.dropped)
-    with phase("read rows", n, progressbar, "rows") as reading:
-
-        def counted() -> Iterator[dict[str, Array]]:
-            for chunk in chunks(0):
-                yield chunk
-                reading.advance(len(next(iter(chunk.values()))))
-
-        backend = in_memory(description, counted(), n)
-    return TableRows(Rows._at(backend), learned.dropped)
+    total = learned.rows if learned.rows is not None else source.rows
+    rows = stream_of(encoding, source, dtype, total, drop)
+    if store is None:
+        with phase("read rows", total, progressbar, "rows") as reading:
+            return TableRows(Rows._at(rows.in_memory(reading.advance)), learned.dropped)
+    # An unfinished store is not continued if rows are dropped, since its rows then do not tell
+    # how far the table was read, nor with weights, whose check needs the weights of all rows.
+    resumable = not drop and weight is None
+    identity = identity_of(source, encoding.formula, dtype) if resumable else None
+    group = encoding.largest_group
+    made = write_store(rows, store, overwrite, progressbar, sort_by=group, identity=identity)
+    return TableRows(made, learned.dropped)
 
 
 def _with_offset(formula: Formula, offset: str | None) -> Formula:

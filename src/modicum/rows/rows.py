@@ -20,9 +20,9 @@ from modicum.rows.description import Description, RowsSchema
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import fingerprint
 from modicum.rows.lake import is_remote, local_path
-from modicum.rows.memory import Backend, MemoryBackend, encoded, fill
+from modicum.rows.memory import Backend, MemoryBackend, encoded
 from modicum.rows.sources import TableSource, is_table
-from modicum.rows.table_encoding import ChosenColumns, encoding_like, learn_columns
+from modicum.rows.table_encoding import ChosenColumns, columns_like, columns_of
 
 CHUNK = 1 << 20  # rows read at a time
 
@@ -176,10 +176,7 @@ class Rows:
                 f"from_table takes a pandas, polars or pyarrow table, not {type(table).__name__}: "
                 "for arrays use Rows(x=..., y=...), for files modicum.rows.ingest."
             )
-        source = TableSource(table)
-        encoding, kind = learn_columns(source, choice, dtype)
-        description = encoding.describe(source.rows or 0, kind)
-        return cls._at(fill(description, encoding.chunks(source, kind, newlevels=None)))
+        return cls._at(columns_of(TableSource(table), choice, dtype).in_memory())
 
     @classmethod
     def from_table_like(cls, table: object, schema: RowsSchema, outcome: bool = True) -> Rows:
@@ -208,14 +205,7 @@ class Rows:
         source = TableSource(table)
         if schema.encoding is not None:
             return cls._at(encoded(schema.encoding, source, outcome=outcome))
-        encoding, kind = encoding_like(source, schema, outcome)
-        # Use the names of the other rows, however this table writes its levels.
-        description = replace(
-            encoding.describe(source.rows or 0, kind),
-            columns=schema.columns,
-            levels=dict(schema.levels),
-        )
-        return cls._at(fill(description, encoding.chunks(source, kind, newlevels=None)))
+        return cls._at(columns_like(source, schema, outcome).in_memory())
 
     @classmethod
     def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:

@@ -8,7 +8,7 @@ their rows fit in memory, by halving. The sort is stable.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ SAMPLES = 1024  # values of each run from which the middle of a range is chosen
 
 def sorted_blocks(
     description: Description,
-    blocks: Iterator[Array],
+    blocks: Iterable[Array],
     field: str,
     folder: Path,
     run_bytes: int = RUN_BYTES,
@@ -45,7 +45,7 @@ def sorted_blocks(
         yield from _merge([(run, 0, len(run.keys)) for run in runs], most)
 
 
-def _gather_runs(blocks: Iterator[Array], most: int) -> Iterator[Array]:
+def _gather_runs(blocks: Iterable[Array], most: int) -> Iterator[Array]:
     """Join blocks into runs of `most` rows or a few more."""
     parts: list[Array] = []
     count = 0

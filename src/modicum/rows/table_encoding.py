@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import as_dtype, name_list, names_like
 from modicum.rows.coding import DType, Level
-from modicum.rows.description import Description, RowsSchema, describe
+from modicum.rows.description import RowsSchema, describe
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.expressions import Contrast, Expression
 from modicum.rows.formula.structure import Factor
@@ -31,6 +32,7 @@ from modicum.rows.levels import (
     refuse_stray_text,
     table_column,
 )
+from modicum.rows.memory import RowStream
 from modicum.rows.sources import Source, kind_of
 
 MOST_UNDECLARED = 500  # levels of a text column that the user did not declare categorical
@@ -160,16 +162,18 @@ class ColumnEncoding(FormulaEncoding):
             fields={part: (text[name],) for part, name in roles.parts.items()},
         )
 
-    def describe(self, n: int, dtype: DType) -> Description:
-        """Describe `n` rows, which hold no formula."""
-        return replace(
-            describe(self, n, dtype),
+    def stream(self, source: Source, dtype: DType) -> RowStream:
+        """Return the rows of a table, which hold no formula."""
+        about = replace(
+            describe(self, source.rows or 0, dtype),
             outcome=None if self.outcome is None else _name(self.outcome.expression),
             levels={f.label: f.levels for f in self.factors if f.levels},
             terms={},
             parts={part: _name(text) for part, (text,) in self.fields.items()},
             encoding=None,
         )
+        chunks = partial(self.chunks, source, dtype, newlevels=None)
+        return RowStream(about, lambda first: chunks(first=first), source.rows)
 
     def check_columns(self, source: Source, needed: Sequence[str]) -> None:
         """Refuse a table that lacks a column, or has text where numbers are needed."""
@@ -191,10 +195,8 @@ def _name(text: str) -> str:
     return Expression(text).names[0]
 
 
-def learn_columns(
-    source: Source, choice: ChosenColumns, dtype: object
-) -> tuple[ColumnEncoding, DType]:
-    """Learn the levels of a table's columns, and the type of its numbers.
+def columns_of(source: Source, choice: ChosenColumns, dtype: object) -> RowStream:
+    """Return the rows that a table's columns make, after reading their levels.
 
     Only categorical columns are read, which text and categories among the predictors are.
     """
@@ -218,7 +220,7 @@ def learn_columns(
                     "have a coefficient: make it a group in mo.fit, (1 | column), leave the column "
                     f"out, or {asked} if you mean that."
                 )
-    return ColumnEncoding.of(roles, levels), kind
+    return ColumnEncoding.of(roles, levels).stream(source, kind)
 
 
 def _collect_levels(source: Source, roles: Roles) -> dict[str, tuple[Level, ...]]:
@@ -241,10 +243,8 @@ def _collect_levels(source: Source, roles: Roles) -> dict[str, tuple[Level, ...]
     return {name: ordered(name, occurring[name], roles.references[name]) for name in names}
 
 
-def encoding_like(
-    source: Source, schema: RowsSchema, outcome: bool
-) -> tuple[ColumnEncoding, DType]:
-    """Return the encoding of a table with the columns, levels and references of other rows."""
+def columns_like(source: Source, schema: RowsSchema, outcome: bool) -> RowStream:
+    """Return the rows that a table makes with the columns, levels and references of other rows."""
     if not schema.columns:
         raise SettingError("the other rows have no named columns: pass arrays instead of a table.")
     for part in ("offset", *(["outcome"] if outcome and schema.outcome is None else [])):
@@ -267,4 +267,7 @@ def encoding_like(
     roles = resolve(source.names, choice)
     levels = {column_of[field]: levels for field, levels in schema.levels.items()}
     kind = as_dtype(None, floating(source.types(roles.numbers)))
-    return ColumnEncoding.of(roles, levels), kind
+    stream = ColumnEncoding.of(roles, levels).stream(source, kind)
+    # Use the names of the other rows, however this table writes its levels.
+    about = replace(stream.description, columns=schema.columns, levels=dict(schema.levels))
+    return stream._replace(description=about)

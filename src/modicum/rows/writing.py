@@ -14,10 +14,10 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path, PurePath
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from modicum.rows.coding import Array
 from modicum.rows.description import Description
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.lake import LakeError, is_remote, local_path
+from modicum.rows.memory import RowStream
 from modicum.rows.object_storage import Bucket
 from modicum.rows.rows import Rows
 from modicum.rows.sorting import sorted_blocks
@@ -51,16 +52,8 @@ except ImportError:  # not POSIX
     fcntl = None  # type: ignore[assignment]
 
 
-class PackedRows(NamedTuple):
-    """Rows to be written: their description, their blocks from a given row on, and their number."""
-
-    description: Description
-    blocks: Callable[[int], Iterator[Array]]
-    total: int | None  # None if unknown until all rows are read
-
-
 def write_store(
-    rows: PackedRows,
+    rows: RowStream,
     store: str | os.PathLike[str],
     overwrite: bool,
     progressbar: Progressbar,
@@ -79,7 +72,7 @@ def write_store(
     with _staged(store, overwrite, identity) as folder:
         journal = Journal(folder, about, identity)
         writer = ShardWriter(folder, about, shard_rows, journal)
-        blocks = rows.blocks(writer.rows)
+        blocks: Iterable[Array] = map(about.pack, rows.chunks(writer.rows))
         if sort_by is not None:
             blocks = sorted_blocks(about, blocks, sort_by, folder.local)
         title = f"ingest {PurePath(called).name}"

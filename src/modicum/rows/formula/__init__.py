@@ -1,7 +1,6 @@
 """Formulas: parse them, learn an encoding from a table, and encode tables as rows."""
 
-from modicum.rows.formula.encoding import FormulaEncoding
-from modicum.rows.formula.evaluation import NewLevels
+from modicum.rows.formula.encoding import FormulaEncoding, NewLevels
 from modicum.rows.formula.learning import Learned, learn
 from modicum.rows.formula.parsing import Formula, ParsedGroup, parse
 

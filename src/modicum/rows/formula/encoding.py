@@ -11,30 +11,36 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from modicum.errors import DataError, ModicumError
+from modicum.errors import DataError, ModicumError, argument
 from modicum.files import Json, mapping, plain, restored, sequence
-from modicum.rows.checks import WeightCheck
-from modicum.rows.coding import Array, DType, Level
-from modicum.rows.formula.evaluation import (
-    BatchColumns,
-    Evaluated,
-    NewLevels,
-    as_type,
-    complete_rows,
-    counted,
-    no_rows,
-)
+from modicum.rows.checks import NewLevelError, WeightCheck, in_type
+from modicum.rows.coding import Array, DType, Level, code_type, level_places
+from modicum.rows.formula.batches import BatchColumns, LevelArray, complete_rows, counted, no_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import Grouping
+from modicum.rows.formula.interpreter import ColumnArray, evaluate, level_array
 from modicum.rows.formula.parsing import ParsedGroup
 from modicum.rows.formula.smooths import State
-from modicum.rows.formula.structure import Factor, MatrixLayout, Part, lay_out, reduced_parts
+from modicum.rows.formula.structure import (
+    Codes,
+    Factor,
+    MatrixLayout,
+    Numbers,
+    Part,
+    Scoped,
+    lay_out,
+    reduced_parts,
+)
 from modicum.rows.sources import Source, kind_of
 
 MOST_NUMBERS = 1_000_000  # in the saved state of a transform
+
+
+NewLevels: TypeAlias = Literal["refuse", "reference"]
 
 
 @dataclass(frozen=True)
@@ -250,26 +256,18 @@ class FormulaEncoding:
         newlevels: NewLevels | None,
     ) -> dict[str, Array]:
         layout = self.layout
-        evaluated = Evaluated(self.factors, self.states, columns, dtype, newlevels)
+        evaluated = Evaluated(self, columns, dtype, newlevels)
         rows: dict[str, Array] = {}
-        if layout.numbers:
-            values = [evaluated.product(numbers) for numbers in layout.numbers]
-            labels = [evaluated.product_label(numbers) for numbers in layout.numbers]
-            rows["x"] = as_type(values, dtype, labels, columns)
-        elif not layout.codes:
-            rows["x"] = np.empty((len(columns), 0), dtype)
+        if layout.numbers or not layout.codes:
+            rows["x"] = np.empty((len(columns), len(layout.numbers)), dtype)
+            for j, numbers in enumerate(layout.numbers):
+                rows["x"][:, j] = evaluated.product(numbers)
         for codes in layout.codes:
             rows[codes.field] = evaluated.code(codes)
         if self.outcome is not None:
-            expression = Expression(self.outcome.expression)
-            y = evaluated.outcome(expression, self.outcome.levels)
-            rows["y"] = as_type([y], dtype, [expression.label], columns)[:, 0]
+            rows["y"] = evaluated.encoded_outcome(self.outcome)
         for name, texts in self.fields.items():
-            summands = [Expression(text) for text in texts]
-            parts = [evaluated.number(summand) for summand in summands]
-            total = parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
-            label = " + ".join(summand.label for summand in summands)
-            rows[name] = as_type([total], dtype, [label], columns)[:, 0]
+            rows[name] = evaluated.sum(list(map(Expression, texts)))
             if name == "weight" and weight is not None:
                 weight.add(rows[name], columns.row_ids)
         return rows
@@ -299,6 +297,154 @@ class FormulaEncoding:
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise DataError(f"the encoding in the file is damaged ({error}): fit again.") from None
         return encoding
+
+
+class Evaluated:
+    """The factors of one batch, each evaluated on first use, and what rows hold of them."""
+
+    def __init__(
+        self,
+        encoding: FormulaEncoding,
+        columns: BatchColumns,
+        dtype: DType,
+        newlevels: NewLevels | None,
+    ) -> None:
+        self._factors, self._columns, self._dtype = encoding.factors, columns, dtype
+        self._states, self._newlevels = dict(encoding.states), newlevels
+        self._numeric: dict[Scoped, Array] = {}
+        self._coded: dict[int, Array] = {}
+        self._windows: dict[Scoped, tuple[Array, Array]] = {}
+
+    def product(self, numbers: Numbers) -> Array:
+        """Return a column of x: a product of columns of factors, or a column of a window."""
+        parts = numbers.parts
+        if numbers.window:
+            ((number, reduced, at),) = parts
+            values, label = self._window((number, reduced))[1][:, at], self._factors[number].label
+        else:
+            factors = [self._numbers((f, reduced))[:, at] for f, reduced, at in parts]
+            product = [np.asarray(column, np.float64) for column in factors]
+            values = factors[0] if len(factors) == 1 else np.prod(product, axis=0)
+            label = ":".join(self._factors[f].names(reduced)[at] for f, reduced, at in parts)
+        return self._typed(values, label)
+
+    def sum(self, summands: Sequence[Expression]) -> Array:
+        """Return one number per row, the sum of several."""
+        parts = []
+        for expression in summands:
+            columns = self._matrix(expression)
+            if columns is None or columns.shape[1] > 1:
+                raise DataError(
+                    f"{expression.label} is not one number per row: use a column that is."
+                )
+            parts.append(columns[:, 0])
+        total = parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
+        return self._typed(total, " + ".join(summand.label for summand in summands))
+
+    def encoded_outcome(self, outcome: EncodedOutcome) -> Array:
+        """Return outcomes: numbers, or the codes of classes."""
+        expression = Expression(outcome.expression)
+        if not outcome.levels:
+            return self.sum([expression])
+        places = self._places(expression, expression.label, outcome.levels, False)
+        return self._typed(places, expression.label)
+
+    def _typed(self, values: Array, label: str) -> Array:
+        """Return numbers in the type of the rows; refuse those that it cannot hold."""
+        return in_type(values, self._dtype, [label], self._columns.row_ids)
+
+    def _numbers(self, scoped: Scoped) -> Array:
+        """Return the columns (rows, k) of a numeric factor, or of a factor's levels as numbers."""
+        if scoped in self._numeric:
+            return self._numeric[scoped]
+        factor, reduced = self._factors[scoped[0]], scoped[1]
+        if factor.levels:
+            columns = factor.matrix(reduced)[self._codes(scoped[0])]
+        else:
+            found = self._matrix(Expression(factor.expression))
+            if found is None:
+                raise DataError(
+                    f"{factor.label} held numbers in the fit and holds levels here: convert it to "
+                    "numbers."
+                )
+            if found.shape[1] != len(factor.names(False)):
+                raise DataError(f"the encoding of {factor.label} is damaged: fit again.")
+            columns = found[:, 1:] if reduced and factor.spans else found
+        self._numeric[scoped] = columns
+        return columns
+
+    def _matrix(self, expression: Expression) -> Array | None:
+        """Return the numbers of an expression, (rows, k); None if it has levels."""
+        if expression.bare is not None:
+            return self._columns.exact(expression.bare, self._dtype)[:, None]
+        value = evaluate(expression, self._columns, self._states)
+        if isinstance(value, LevelArray):
+            return None
+        if isinstance(value, ColumnArray):
+            return value.values
+        return np.broadcast_to(np.asarray(value, dtype=float), len(self._columns))[:, None]
+
+    def _window(self, scoped: Scoped) -> tuple[Array, Array]:
+        """Return each row's first column that may differ from 0, and the values from there on."""
+        if scoped not in self._windows:
+            factor, values = self._factors[scoped[0]], self._numbers(scoped)
+            size = factor.local
+            begin = np.minimum(np.argmax(values != 0, axis=1), values.shape[1] - size)
+            inside = np.take_along_axis(values, begin[:, None] + np.arange(size), axis=1)
+            if np.count_nonzero(inside) < np.count_nonzero(values):
+                raise DataError(f"the encoding of {factor.label} is damaged: fit again.")
+            self._windows[scoped] = begin, inside
+        return self._windows[scoped]
+
+    def code(self, codes: Codes) -> Array:
+        """Return the codes of a factor or of a combination of factors."""
+        if codes.window:
+            code = self._window(codes.parts[0])[0]
+        elif len(codes.parts) == 1:
+            code = self._codes(codes.parts[0][0])
+        else:
+            cell, reference = np.zeros(len(self._columns), np.intp), np.zeros(1, bool)
+            step = 1
+            for (number, reduced), width in zip(codes.parts, codes.widths, strict=True):
+                place = self._codes(number) - reduced
+                reference = reference | (place < 0)
+                cell, step = cell + step * place, step * width
+            code = np.where(reference, 0, cell + 1) if codes.reference else cell
+        return code.astype(code_type(codes.levels))
+
+    def _codes(self, number: int) -> Array:
+        if number not in self._coded:
+            factor = self._factors[number]
+            expression = Expression(factor.expression)
+            self._coded[number] = self._places(expression, factor.label, factor.levels, True)
+        return self._coded[number]
+
+    def _places(
+        self, expression: Expression, label: str, levels: tuple[Level, ...], lenient: bool
+    ) -> Array:
+        """Return the index of each row's level in the levels of the fit."""
+        inner = expression.inner
+        array = level_array(inner, self._columns, self._states)
+        places = np.array(level_places(levels, array.values) or [-1])[array.codes]
+        if not len(places) or places.min() >= 0:
+            return places
+        at = int(np.argmax(places < 0))
+        level, row = array.values[array.codes[at]], self._columns.row(at)
+        texts = all(isinstance(v, str) for v in levels)
+        if self._newlevels and texts != isinstance(level, str) and inner.bare is not None:
+            kinds = ("text", "numbers") if texts else ("numbers or booleans", "text")
+            raise DataError(
+                f"column {inner.bare!r} held {kinds[0]} in the fit and holds {kinds[1]} here "
+                f"({level!r} in row {row}): convert it."
+            )
+        if lenient and self._newlevels == "reference":
+            return np.maximum(places, 0)
+        remedy = "leave such rows out, or fit again with rows that have them"
+        if lenient and self._newlevels:
+            setting = argument("newlevels", "reference")
+            remedy += f", or predict them as the reference level with {setting}"
+        place = f"column {label!r} holds {level!r} in row {row}, which the rows of the fit did not"
+        raise NewLevelError(place, remedy)
 
 
 # To JSON and back. Readers raise KeyError, TypeError or ValueError for invalid entries.

@@ -16,7 +16,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import NewGroupError
 from modicum.rows.coding import Array, Level, code_type, level_key, level_places, loose_key
-from modicum.rows.formula.evaluation import BatchColumns
+from modicum.rows.formula.batches import BatchColumns
 from modicum.rows.formula.parsing import ParsedGroup
 from modicum.rows.levels import NUMBER, RESERVED, ordered
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumError, SettingError
 from modicum.libraries import formulaic
-from modicum.rows.coding import Array, Level, level_key, level_places
+from modicum.rows.coding import Array, level_key, level_places
+from modicum.rows.formula.batches import BatchColumns, LevelArray
 from modicum.rows.formula.expressions import (
     BINARY,
     CENSORING,
@@ -35,13 +36,6 @@ from modicum.rows.formula.transforms import SINGLE
 from modicum.rows.levels import ordered
 
 LARGEST = 1_000  # number of knots, degrees of freedom or powers
-
-
-class LevelArray(NamedTuple):
-    """A column of text, categories or booleans: its distinct values, and a code per row."""
-
-    values: tuple[Level, ...]
-    codes: Array
 
 
 class ColumnArray(NamedTuple):
@@ -103,6 +97,21 @@ def evaluate(
     if isinstance(value, LevelArray | ColumnArray):
         return value
     return np.asarray(value)
+
+
+def level_array(
+    expression: Expression, columns: BatchColumns, states: dict[str, State]
+) -> LevelArray:
+    """Return an expression's values as levels: those of a column, or distinct values."""
+    if expression.bare is not None:
+        return columns.levels(expression.bare)
+    value = evaluate(expression, columns, states)
+    if isinstance(value, LevelArray):
+        return value
+    if isinstance(value, ColumnArray):
+        raise SettingError(f"{expression.text} has several columns, so it cannot be levels.")
+    distinct, codes = np.unique(np.broadcast_to(value, len(columns)), return_inverse=True)
+    return LevelArray(tuple(distinct.tolist()), codes)
 
 
 class _Interpreter:

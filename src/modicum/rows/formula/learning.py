@@ -12,11 +12,11 @@ from modicum.errors import DataError, SettingError
 from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import WeightCheck, reads_as_number
 from modicum.rows.coding import Level, level_key
+from modicum.rows.formula.batches import BatchColumns, LevelArray, complete_rows, no_rows
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
-from modicum.rows.formula.evaluation import BatchColumns, complete_rows, level_array, no_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
-from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
+from modicum.rows.formula.interpreter import ColumnArray, evaluate, level_array
 from modicum.rows.formula.parsing import Formula, ParsedPredictor
 from modicum.rows.formula.smooths import State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
