@@ -48,7 +48,7 @@ def post(frame):
 
 def test_a_frame_gives_the_posterior_of_arrays(frame, post):
     """Dense columns are the same target, so the same method gives the same draws up to rounding."""
-    made = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
+    made = read_formula(FORMULA, frame, weights="count", progressbar=False).rows
     assert made.coding is not None
     batch = made.slice(0, len(made))
     x = made.coding.densely(batch)
@@ -69,7 +69,7 @@ def test_a_frame_gives_the_posterior_of_arrays(frame, post):
 def test_the_mode_is_statsmodels(frame):
     sm = pytest.importorskip("statsmodels.api")
     formulaic = pytest.importorskip("formulaic")
-    rows = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
+    rows = read_formula(FORMULA, frame, weights="count", progressbar=False).rows
     flat = mo.models.Logistic(prior_scale=1e6, intercept_scale=1e6)
     mode = LogPosterior(model_for(rows, flat).model, rows).mode(within=1e-9)
     matrix = formulaic.model_matrix("carrier + bs(hour, df=5) + dist:carrier + flag", frame)
@@ -107,7 +107,7 @@ def test_predictions_go_by_the_fits_encoding(frame, post):
 
 
 def test_scores_and_corrections_take_the_table(frame, post):
-    rows = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
+    rows = read_formula(FORMULA, frame, weights="count", progressbar=False).rows
     assert post.score(frame).log_density == post.score(rows).log_density
     # weights are used if present, but are not required
     assert post.score(frame.drop(columns="count")).log_density != post.score(frame).log_density

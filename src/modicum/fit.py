@@ -170,17 +170,8 @@ def fit(
         held = model_for(table_rows.rows, family, priors, "explicit" if has_groups else groups)
         post = draw(held.model, data, settings, origin_of(table_rows, held, None))
         return repeatable(post, fit, asked)
-    table_rows = read_formula(
-        formula,
-        data,
-        offset=offset,
-        weight=weights,
-        missing=missing,
-        store=store,
-        dtype=dtype,
-        text_encoding=encoding,
-        progressbar=progressbar,
-    )
+    how: dict[str, Any] = {name: asked[name] for name in OF_TABLES}
+    table_rows = read_formula(formula, data, progressbar=progressbar, **how)
     held = model_for(table_rows.rows, family, priors, groups)
     origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
     return repeatable(draw(held.model, table_rows.rows, settings, origin), fit, asked)

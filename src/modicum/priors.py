@@ -74,7 +74,7 @@ def default(
             raise SettingError("a formula needs a table: priors.default(formula, table, family).")
         text = one_text(formula)
         rows = read_formula(
-            text, data, offset=offset, weight=weights, missing=missing, progressbar=False
+            text, data, offset=offset, weights=weights, missing=missing, progressbar=False
         ).rows
         model = model_for(rows, family, priors, groups).model
     else:

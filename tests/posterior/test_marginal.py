@@ -96,7 +96,7 @@ def test_a_weight_is_not_a_variable():
 
     def of(formula, columns):
         draws = {"beta": BETA[..., :columns], "intercept": INTERCEPT}
-        return of_formula(formula, frame, mo.models.Logistic(), draws, weight="times")
+        return of_formula(formula, frame, mo.models.Logistic(), draws, weights="times")
 
     words = "do not depend on 'times', which is a weight"
     refused(SettingError, words, of("well ~ dose", 1).contrast, "times")

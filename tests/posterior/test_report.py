@@ -247,7 +247,7 @@ def test_the_code_to_run_it_again_has_offset_and_weights():
     formula = "n ~ age + offset(log_km)"
     names = ("n", "age", "log_km", "log_years", "copies")
     table = pd.DataFrame({name: np.arange(1.0, 7.0) for name in names})
-    fields = {"offset": "log_years", "weight": "copies"}
+    fields = {"offset": "log_years", "weights": "copies"}
     rows = read_formula(formula, table, progressbar=False, **fields).rows
     settings = {"formula": formula, "method": "hmc", "tune": 9, "seed": 1}
     post = posterior(settings=settings, fit_rows=FitRows.of(rows))

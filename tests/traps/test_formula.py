@@ -188,7 +188,7 @@ def test_names_that_python_reads_otherwise_are_columns(name):
     frame = pd.DataFrame({"y": [0.0, 1.0, 2.0], name: [1.0, 2.0, 4.0], "g": list("aba")})
     for formula in (f"y ~ {name}", f"y ~ `{name}`", "y ~ . - g"):
         assert rows_of(formula, frame).columns == (name,)
-    rows = rows_of(f"y ~ log({name}) + offset({name})", frame, weight=name)
+    rows = rows_of(f"y ~ log({name}) + offset({name})", frame, weights=name)
     assert column(rows, f"log(`{name}`)").tolist() == np.log([1, 2, 4]).tolist()
     assert rows.slice(0, 3)["weight"].tolist() == rows.slice(0, 3)["offset"].tolist() == [1, 2, 4]
     assert len(rows_of(f"y ~ C({name}) + (1 | {name})", frame).columns) == 2

@@ -275,12 +275,12 @@ def read_rows(
             formula,
             data,
             offset=choice.offset,
-            weight=choice.weight,
+            weights=choice.weight,
             missing=how,
             store=store,
             overwrite=True,
             dtype=choice.dtype,
-            text_encoding=encoding,
+            encoding=encoding,
             progressbar=not say.quiet,
         )
 

@@ -160,6 +160,11 @@ class Description(RowsSchema):
         return np.dtype([(f"f{i}", self.dtypes[name], shape) for i, (name, shape) in named])
 
     @property
+    def stored_type(self) -> DType:
+        """Dtype of packed rows in files, which are little-endian."""
+        return self.packed_type.newbyteorder("<")
+
+    @property
     def packed_shape(self) -> tuple[int, ...]:
         """Shape of one packed row: () if it is a record."""
         return () if self.codes else (self.width,)

@@ -147,17 +147,14 @@ def _level_codes(
         if plain.ndim != 1:
             raise DataError(f"the factor {name!r} must hold one level per row.")
         try:
-            column = pa.array(plain)
+            column = joined(pa.array(plain))
         except (pa.ArrowException, TypeError, ValueError):
             raise DataError(
                 f"the factor {name!r} mixes types of values: make all of them text, or all of them "
                 "whole numbers."
             ) from None
-    categorical = pa.types.is_dictionary(column.type)
-    if isinstance(column, pa.ChunkedArray):  # each chunk has its own dictionary
-        column = column.cast(column.type.value_type).combine_chunks() if categorical else column
     values, codes = distinct(column, name, range(len(column)))
-    return values, codes, categorical
+    return values, codes, pa.types.is_dictionary(column.type)
 
 
 class FieldSet:

@@ -79,22 +79,16 @@ class GroupIndex:
                 f"the rows have no field '{field}' with one number per row to group by; make them "
                 f"with Rows(x=..., y=..., {field}=...)."
             )
-        if rows.is_store:
-            return cls._from_sorted(rows, field)
-        values = np.concatenate([part for _, part in _values(rows, field)])
-        order = None
-        if np.any(values[1:] < values[:-1]):
-            order = np.argsort(values, kind="stable")
-            values = values[order]
-            order = order.astype(np.uint32 if len(values) < 2**32 else np.int64)
-        begins = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
-        return cls(field, values[begins], np.r_[begins, len(values)], order)
-
-    @classmethod
-    def _from_sorted(cls, rows: Rows, field: str) -> GroupIndex:
-        """Find the groups of sorted rows, without holding the group of every row in memory."""
-        starts, values, last = [], [], None
-        for at, part in _values(rows, field):
+        parts, order = _values(rows, field), None
+        if not rows.is_store:
+            values = np.concatenate([part for _, part in parts])
+            if np.any(values[1:] < values[:-1]):
+                order = np.argsort(values, kind="stable")
+                values = values[order]
+                order = order.astype(np.uint32 if len(values) < 2**32 else np.int64)
+            parts = iter([(0, values)])
+        starts, firsts, last = [], [], None
+        for at, part in parts:  # of a store, without holding the group of every row in memory
             before = np.r_[part[0] if last is None else last, part[:-1]]
             if np.any(part < before):
                 raise DataError(
@@ -105,9 +99,10 @@ class GroupIndex:
             begins = part != before
             begins[0] |= last is None
             starts.append(at + np.flatnonzero(begins))
-            values.append(part[begins])
+            firsts.append(part[begins])
             last = part[-1]
-        return cls(field, np.concatenate(values), np.concatenate([*starts, [len(rows)]]), None)
+        start = np.concatenate([*starts, [len(rows)]])
+        return cls(field, np.concatenate(firsts), start, order)
 
     @property
     def size(self) -> Array:

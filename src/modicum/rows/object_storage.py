@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from modicum.files import place_name
 from modicum.libraries import pyarrow as pa
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
-from modicum.rows.lake import LakeError, file_system, is_remote, with_retries
+from modicum.rows.lake import LakeError, file_system, with_retries
 from modicum.rows.store import (
     DESCRIPTION,
     JOURNAL,
@@ -40,11 +41,9 @@ REQUESTS = 32  # concurrent requests
 T = TypeVar("T")
 
 
-def holds_store(source: object) -> bool:
-    """Whether `source` is the URI of a row store on object storage."""
-    if not is_remote(source):
-        return False
-    bucket = Bucket(str(source))
+def holds_store(uri: str | PathLike[str]) -> bool:
+    """Whether there is a row store at a URI of object storage."""
+    bucket = Bucket(str(uri))
     try:
         return bucket.size(DESCRIPTION) is not None
     except LakeError:  # reading it as a table will raise the error
@@ -234,8 +233,8 @@ class RemoteShard:
         description, size = self._about, self._about.row_bytes
         first, count = self._data + start * size, (stop - start) * size
         data = self._bucket.read(self._file, self._name, first, count)
-        kind = description.packed_type.newbyteorder("<")
-        return np.frombuffer(data, kind).reshape(stop - start, *description.packed_shape)
+        shape = (stop - start, *description.packed_shape)
+        return np.frombuffer(data, description.stored_type).reshape(shape)
 
 
 class RemoteBackend(ShardedBackend):

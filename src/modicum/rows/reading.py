@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, TypeGuard, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError, as_dtype, block_rows, in_type
 from modicum.rows.coding import Array, Level, level_names
 from modicum.rows.fields import FieldSet
-from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
+from modicum.rows.formula import Formula, FormulaEncoding, learn, parse
 from modicum.rows.formula.batches import complete_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.parsing import WEIGHTS
@@ -143,17 +143,20 @@ def _fields_of(source: Rows | Mapping[str, object], dtype: object) -> RowStream:
     """Return rows that have fields already, perhaps in a narrower type."""
     if isinstance(source, Mapping):
         arrays = {name: value for name, value in source.items() if name != "codes"}
-        fields = FieldSet(arrays, None, dtype, source.get("codes"))
-        return RowStream(fields.description, lambda _: fields.chunks(), fields.description.n)
+        given = FieldSet(arrays, None, dtype, source.get("codes"))
+        return RowStream(given.description, lambda _: given.chunks(), given.description.n)
     kind = source.dtype if dtype is None else as_dtype(dtype, [])
     about = replace(source._description, dtype=kind)
+    fields = {name: about.fields[name] for name in about.numbers}
+    labels = [label for name in fields for label in about.labels(name)]
+    numbers = replace(about, fields=fields, codes={}, coding=None)
 
     def chunks(start: int) -> Iterator[dict[str, Array]]:
         for chunk in source.chunks(block_rows(about.width)):
-            at = range(start, start + len(next(iter(chunk.values()))))
-            numbers = {n: in_type(chunk[n], kind, about.labels(n), at) for n in about.numbers}
-            yield chunk | numbers
-            start = at.stop
+            block = replace(numbers, dtype=source.dtype).pack(chunk)
+            block = in_type(block, kind, labels, range(start, start + len(block)))
+            yield chunk | numbers.split(block)
+            start += len(block)
 
     return RowStream(about, chunks, len(source))
 
@@ -226,7 +229,6 @@ class RowsSource(Source):
 
 
 Missing: TypeAlias = Literal["refuse", "drop"]
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -271,12 +273,12 @@ def read_formula(
     data: object,
     *,
     offset: str | None = None,
-    weight: str | None = None,
+    weights: str | None = None,
     missing: Missing = "refuse",
     store: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     dtype: object = None,
-    text_encoding: str = "utf-8",
+    encoding: str = "utf-8",
     progressbar: Progressbar = True,
 ) -> TableRows:
     """Make rows from a table by a formula, in bounded memory.
@@ -288,7 +290,7 @@ def read_formula(
     ----------
     formula, data
         As in `mo.fit`.
-    offset, weight
+    offset, weights
         Columns of offsets and weights.
     missing
         Whether a row with a missing value is refused or dropped.
@@ -299,7 +301,7 @@ def read_formula(
         Whether an existing store may be replaced.
     dtype
         Type of the numbers; None as in `Rows`.
-    text_encoding
+    encoding
         Encoding of CSV files.
     progressbar
         As in `mo.sample`.
@@ -313,19 +315,19 @@ def read_formula(
     >>> rows.columns
     ('carrier[DL]', 'carrier[UA]', 'np.log(dist)')
     """
-    _require_text(formula, data, offset=offset, weights=weight)
+    _require_text(formula, data, offset=offset, weights=weights)
     if missing not in ("refuse", "drop"):
         raise SettingError(f"missing must be 'refuse' or 'drop', not {missing!r}.")
     if store is not None:
         refuse_taken(store, overwrite)
-    first = _source(data, text_encoding, ())
-    taken = [name for name in (offset, weight, *first.roles) if name is not None]
+    first = _source(data, encoding, ())
+    taken = [name for name in (offset, weights, *first.roles) if name is not None]
     parsed = _with_offset(parse(formula, first.names, taken), offset)
-    _refuse_ignored(first.roles, parsed, weight)
+    _refuse_ignored(first.roles, parsed, weights)
     source = first.with_text(_level_columns(parsed))
     cache = None
     if store is None and source.remote:
-        settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
+        settings = (str(formula), offset, weights, missing, str(dtype), version("modicum"))
         cache = cache_folder() / "lake" / (identity_of(source, *settings) or "")[:24]
         note = cache.with_suffix(".json")
         if (cache / DESCRIPTION).is_file() and note.is_file():
@@ -335,9 +337,8 @@ def read_formula(
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # they may be confidential
         store, overwrite = cache, True
     try:
-        made = _read(
-            parsed, source, weight, missing == "drop", store, overwrite, dtype, progressbar
-        )
+        drop = missing == "drop"
+        made = _read(parsed, source, weights, drop, store, overwrite, dtype, progressbar)
     except MissingValueError as fault:
         remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
         raise MissingValueError(fault.column, fault.row, "", remedy) from None
@@ -369,10 +370,8 @@ def encode_table(
     table: object,
     *,
     outcome: bool,
-    dtype: object = None,
-    drop: bool = False,
-    newlevels: NewLevels = "refuse",
     new_groups: bool = False,
+    **how: Any,  # arguments of `encoded`
 ) -> Rows:
     """Make rows from any table that `read_formula` takes, by an encoding learned from another.
 
@@ -381,9 +380,7 @@ def encode_table(
     """
     source = source_of(table, encoding)
     known = encoding.with_levels_of(source) if new_groups else encoding
-    return Rows._at(
-        encoded(known, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels)
-    )
+    return Rows._at(encoded(known, source, outcome=outcome, **how))
 
 
 def is_tabular(value: object) -> bool:

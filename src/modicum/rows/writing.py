@@ -22,7 +22,7 @@ from typing import BinaryIO
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.files import mapping, place_name
+from modicum.files import mapping, place_name, restored
 from modicum.progress import Progressbar, phase
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
@@ -37,13 +37,13 @@ from modicum.rows.store import (
     JOURNAL,
     SHARD_BYTES,
     SHARD_NAME,
+    SHARDS,
     Folder,
     Shard,
     StoreDescription,
     ends_of,
     npy_header,
     read_entries,
-    shards_of,
 )
 
 try:
@@ -137,7 +137,7 @@ class Journal:
             if saved["identity"] != self._identity:
                 return ()
             # The last shard is written again, so that there is always a row left to write.
-            shards = shards_of(saved["shards"])[:-1]
+            shards = restored(SHARDS, saved["shards"])[:-1]
             for shard in shards:
                 self._folder.check(shard, self._about, verify=True)
         except (OSError, ValueError, TypeError, KeyError, DataError):  # start over

@@ -17,7 +17,7 @@ from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, evaluate, level_array
-from modicum.rows.formula.parsing import Formula, ParsedPredictor
+from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.smooths import State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.formula.transforms import learned_state
@@ -78,10 +78,10 @@ def learn(
         formula=formula.text,
         factors=tuple(factors),
         terms=_encoded_terms(formula, factors),
-        intercept=formula.intercept,
+        intercept=formula.predictors[0].intercept,
         outcome=None if formula.outcome is None else reading.outcome(formula.outcome),
         fields=fields,
-        others=tuple((other.parameter, other.intercept) for other in formula.others),
+        others=tuple((other.parameter, other.intercept) for other in formula.predictors[1:]),
         groups=formula.groups,
         groupings=reading.groupings.groupings(),
         states=reading.states,
@@ -96,7 +96,7 @@ def _encoded_terms(formula: Formula, factors: Sequence[Factor]) -> tuple[Term, .
     number = {factor.expression: i for i, factor in enumerate(factors)}
     spans = [factor.spans for factor in factors]
     encoded = []
-    for predictor in (ParsedPredictor("", formula.terms, formula.intercept), *formula.others):
+    for predictor in formula.predictors:
         terms = [tuple(number[factor.text] for factor in term) for term in predictor.terms]
         scoped = reduced_parts(terms, spans, predictor.intercept)
         names = [":".join(factors[i].label for i in term) for term in terms]

@@ -82,7 +82,7 @@ class ParsedGroup:
 
 @dataclass(frozen=True)
 class ParsedPredictor:
-    """The common terms of another parameter than the mean: ``scale ~ dose``."""
+    """The common terms of a parameter: ``scale ~ dose``; that of the mean has no name."""
 
     parameter: str
     terms: tuple[tuple[Expression, ...], ...]
@@ -99,28 +99,27 @@ class Formula:
         The text of the formula.
     outcome
         The left-hand side, if there is one.
-    terms
-        The factors of each term, without the intercept.
-    intercept
-        Whether there is an intercept.
+    predictors
+        The common terms of the mean, and of other parameters.
     offsets
         Expressions added to the linear predictor.
     groups
         Group terms, of all predictors.
     fields
         Further fields of a row: ``wins | trials(games)`` has the field "trials".
-    others
-        The predictors of other parameters than the mean.
     """
 
     text: str
     outcome: Expression | None
-    terms: tuple[tuple[Expression, ...], ...]
-    intercept: bool
+    predictors: tuple[ParsedPredictor, ...]
     offsets: tuple[Expression, ...] = ()
     groups: tuple[ParsedGroup, ...] = ()
     fields: tuple[tuple[str, Expression], ...] = ()
-    others: tuple[ParsedPredictor, ...] = ()
+
+    @property
+    def terms(self) -> tuple[tuple[Expression, ...], ...]:
+        """The factors of the terms of all predictors."""
+        return tuple(term for predictor in self.predictors for term in predictor.terms)
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -133,8 +132,7 @@ class Formula:
         """The factors of all terms, then those that only vary by group."""
         slopes = [slope for group in self.groups for slope in group.slopes]
         varying = [Expression(text) for slope in slopes for text in slope]
-        terms = [*self.terms, *(term for other in self.others for term in other.terms)]
-        return tuple(dict.fromkeys([*(f for term in terms for f in term), *varying]))
+        return tuple(dict.fromkeys([*(f for term in self.terms for f in term), *varying]))
 
 
 def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -> Formula:
@@ -154,12 +152,12 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
     Examples
     --------
     >>> formula = parse("np.log(y) ~ 0 + dose * ward + offset(base)")
-    >>> formula.outcome.text, formula.intercept, [e.text for e in formula.offsets]
+    >>> formula.outcome.text, formula.predictors[0].intercept, [e.text for e in formula.offsets]
     ('np.log(y)', False, ['base'])
     >>> [":".join(factor.text for factor in term) for term in formula.terms]
     ['dose', 'ward', 'dose:ward']
-    >>> [other.parameter for other in parse("y ~ dose; scale ~ ward").others]
-    ['scale']
+    >>> [each.parameter for each in parse("y ~ dose; scale ~ ward").predictors]
+    ['', 'scale']
     """
     if not isinstance(text, str):
         raise SettingError(
@@ -167,51 +165,54 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
         )
     text = _in_backticks(text, columns)
     _refuse_bare_names(text, columns)
-    first, *rest = [_sides(part) for _, part in _split(text, ";")]
-    outcome, fields = _outcome_side(first[0])
-    common, offsets, groups = _terms_side(first[1])
-    sides = [(_parameter(left, text), *_terms_side(right)) for left, right in rest]
-    for parameter, _, added, its_groups in sides:
+    (left, right), *further = [_sides(part) for _, part in _split(text, ";")]
+    outcome, fields = _outcome_side(left)
+    common, offsets, groups = _terms_side(right)
+    common_terms = {"": common}
+    for left, right in further:
+        parameter = left.strip()
+        if not parameter.isidentifier():
+            raise SettingError(
+                f"the formula {text!r} has {parameter!r} before a further ~, where a parameter of "
+                "the family is expected, as in 'y ~ a; scale ~ b'."
+            )
+        if parameter in common_terms:
+            raise SettingError(
+                f"the formula {text!r} has a parameter twice: keep one of its formulas."
+            )
+        common_terms[parameter], added, its_groups = _terms_side(right)
         if added:
             raise SettingError(
                 f"the formula of {parameter!r} has an offset, and only that of the outcome can: "
                 "leave it out."
             )
         groups += [replace(group, parameter=parameter) for group in its_groups]
-    if outcome is not None:
-        _refuse_groups_of_outcome(outcome, groups)
     parts = [*([outcome] if outcome else []), *(e for _, e in fields), *offsets]
     roles = {name for part in parts for name in part.names} | set(taken)
     roles.update(name for group in groups for name in group.group)
     dot = [name for name in columns if name not in roles]
-    terms, intercept = _terms(common, dot)
-    others = tuple(ParsedPredictor(name, *_terms(common, dot)) for name, common, *_ in sides)
-    formula = Formula(
-        text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields, others
-    )
-    for predictor in (ParsedPredictor("", terms, intercept), *others):
+    predictors = tuple(ParsedPredictor(k, *_terms(v, dot)) for k, v in common_terms.items())
+    formula = Formula(text, outcome, predictors, tuple(offsets), tuple(groups), fields)
+    for predictor in predictors:
         _check_smooths(predictor, groups)
-    named = [other.parameter for other in others]
-    if len(set(named)) < len(named):
-        raise SettingError(f"the formula {text!r} has a parameter twice: keep one of its formulas.")
-    common_terms = [*terms, *(term for other in others for term in other.terms)]
-    factors = {factor.tidy for term in common_terms for factor in term}
-    if outcome is not None and outcome.tidy in factors:
-        raise SettingError(
-            f"the outcome {outcome.text!r} is also a term of {text!r}, which leaves nothing to "
-            "explain: remove it after ~."
-        )
+    if outcome is not None:
+        _refuse_outcome_explained(outcome, formula)
     return formula
 
 
-def _parameter(left: str, text: str) -> str:
-    """Return the parameter whose formula has this left-hand side."""
-    if not left.strip().isidentifier():
+def _refuse_outcome_explained(outcome: Expression, formula: Formula) -> None:
+    """Refuse terms and groups that determine the outcome."""
+    for group in formula.groups:
+        if outcome.names and set(outcome.names) <= set(group.group):
+            raise SettingError(
+                f"the outcome {outcome.text!r} is determined by {':'.join(group.group)!r}, so the "
+                f"group term {group} leaves nothing to explain: group by another column."
+            )
+    if outcome.tidy in {factor.tidy for term in formula.terms for factor in term}:
         raise SettingError(
-            f"the formula {text!r} has {left.strip()!r} before a further ~, where a parameter of "
-            "the family is expected, as in 'y ~ a; scale ~ b'."
+            f"the outcome {outcome.text!r} is also a term of {formula.text!r}, which leaves "
+            "nothing to explain: remove it after ~."
         )
-    return left.strip()
 
 
 def _check_smooths(predictor: ParsedPredictor, groups: Sequence[ParsedGroup]) -> None:
@@ -511,16 +512,6 @@ def _group_terms(inside: str) -> list[ParsedGroup]:
         outer = (*outer, *group)
         terms.append(ParsedGroup(outer, intercept, slopes, correlated))
     return terms
-
-
-def _refuse_groups_of_outcome(outcome: Expression, groups: Sequence[ParsedGroup]) -> None:
-    """Refuse to group rows by columns that determine the outcome."""
-    for group in groups:
-        if outcome.names and set(outcome.names) <= set(group.group):
-            raise SettingError(
-                f"the outcome {outcome.text!r} is determined by {':'.join(group.group)!r}, so the "
-                f"group term {group} leaves nothing to explain: group by another column."
-            )
 
 
 def _column(name: str, inside: str) -> str:
