@@ -269,7 +269,8 @@ def test_a_csv_file_is_read_as_the_fit_read_it(tmp_path, monkeypatch):
     monkeypatch.setattr("modicum.rows.csv.BLOCK_BYTES", 1000)
     path = tmp_path / "table.csv"
     table = pd.DataFrame({"dose": X[:, 0], "ward": RNG.choice(["01", "02"], N), "y": X[:, 1]})
-    table.assign(visit=[*range(N - 1), "late"]).to_csv(path, index=False)
+    late = {"visit": [*range(N - 1), "late"], "age": [*range(N - 1), "0.5"]}
+    table.assign(**late).to_csv(path, index=False)
     draws = {"beta": BETA, "intercept": INTERCEPT}
     post = of_formula("y ~ dose + C(ward)", path, mo.models.Gaussian(scale=1.0), draws)
     found = []
@@ -279,6 +280,7 @@ def test_a_csv_file_is_read_as_the_fit_read_it(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(*found)
     post.table = path
     assert "late" in set(post.ppc(by="visit", draws=50).table["at"])
+    assert len(post.ppc(by="age", draws=50).table)
 
 
 @pytest.mark.parametrize("comparison", [None, "difference", "ratio", "odds ratio"])

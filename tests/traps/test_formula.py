@@ -107,7 +107,7 @@ def test_the_largest_of_three_columns_overwrites_none():
 @pytest.mark.parametrize(
     ("formula", "arguments", "terms"),
     [
-        ("y ~ .", {"offset": "off", "weight": "w"}, "x k n `a b` g"),
+        ("y ~ .", {"offset": "off", "weights": "w"}, "x k n `a b` g"),
         ("y ~ . + offset(log(off + 9))", {}, "x k n w `a b` g"),
         ("k | trials(n) ~ .", {}, "x y w off `a b` g"),  # k was a term as well
         ("k + n > 5 ~ .", {}, "x y w off `a b` g"),

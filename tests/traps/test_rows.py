@@ -585,7 +585,7 @@ def test_full_disk(tmp_path, monkeypatch, moment, code):
     place = {
         "write": "modicum.rows.writing.ShardWriter.write",
         "finish": "modicum.rows.store.os.fsync",
-        "description": "modicum.rows.store.StoreDescription.write",
+        "description": "modicum.rows.store.Folder.finish",
         "rename": "modicum.rows.writing.os.rename",
     }[moment]
     monkeypatch.setattr(place, refuse)

@@ -6,9 +6,9 @@ for arrays it is a column of x, or a factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,12 +22,14 @@ from modicum.rows.coding import Level
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.batches import complete_rows
 from modicum.rows.formula.expressions import Expression
+from modicum.rows.levels import StrayTextError
 from modicum.rows.reading import encode_table, is_tabular, source_of, table_numbers, whole_field
 from modicum.rows.sources import Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 MOST_COLOURS = 10**9  # NumPy's limit for draws without replacement
 
 
@@ -86,13 +88,23 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
     source = source_of(table)
     if name not in source.names:
         raise SettingError(f"there is no column {name!r}: {names_like(name, source.names)}")
-    values = np.concatenate([_plain(batch.column(name)) for batch in source.batches([name])])
+    values = _read(
+        source, lambda s: np.concatenate([_plain(b.column(name)) for b in s.batches([name])])
+    )
     if len(values) != len(rows):
         raise DataError(
             f"the table has {len(values):,} rows and {len(rows):,} were fitted, since rows with "
             "missing values were dropped; give the table without these rows."
         )
     return values[row_ids]
+
+
+def _read(source: Source, read: Callable[[Source], T]) -> T:
+    """Read a table; where text comes among the numbers of a CSV file's column, all are levels."""
+    try:
+        return read(source)
+    except StrayTextError as stray:
+        return _read(source.with_text([stray.column]), read)
 
 
 def _plain(column: pa.Array) -> np.ndarray:
@@ -135,7 +147,7 @@ def table_sample(
     for name in columns:
         if name not in source.names:
             raise DataError(source.absent(name))
-    sample = _sample(source, columns, most, seed, drop)
+    sample = _read(source, lambda s: _sample(s, columns, most, seed, drop))
     if sample is None or not len(sample.row_ids):
         raise DataError("there are no (complete) rows in the data: at least one is needed.")
     if fitted is not None and not _made(fitted, sample, table, encoding):
@@ -166,7 +178,7 @@ def _sample(
         total += len(part) + dropped
         joined, row_ids = pa.Table.from_batches([part.batch]).select(list(columns)), part.row_ids
         if sample is not None:
-            joined = pa.concat_tables([sample.table, joined])
+            joined = pa.concat_tables([sample.table, joined], promote_options="permissive")
             row_ids = np.concatenate([sample.row_ids, row_ids])
         keys = np.concatenate([keys, rng.random(len(part))])
         if len(keys) > most:  # rows with the smallest keys are a random sample of all so far

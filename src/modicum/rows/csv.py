@@ -17,7 +17,7 @@ from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import SEPARATORS
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.levels import stray_text
+from modicum.rows.levels import StrayTextError
 from modicum.rows.sources import (
     Source,
     from_row,
@@ -121,13 +121,15 @@ class CsvSource(Source):
             raise SettingError(
                 f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
             ) from None
-        self._paths, self._system, self._encoding, self._formula = paths, system, codec, formula
+        self._paths, self._system, self._text = paths, system, categorical
+        self._encoding, self._formula = codec, formula
         self._files = [CsvFile(path, system, codec, categorical, formula) for path in paths]
         self.names = tuple(self._files[0].schema.names)
 
     def with_text(self, columns: Sequence[str]) -> CsvSource:
-        """Return the same files with these columns as text."""
-        return CsvSource(self._paths, self._system, columns, self._encoding, self._formula)
+        """Return the same files with these columns as text too."""
+        text = [*self._text, *columns]
+        return CsvSource(self._paths, self._system, text, self._encoding, self._formula)
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns in the first file in which they begin with a value."""
@@ -228,7 +230,7 @@ class CsvFile:
         if self._formula:
             asked = f"write C({Expression.column(name).text})"
         remedy = f"{asked} to code the column as levels"
-        raise stray_text(name, texts[row].as_py(), start + row, among or "other values", remedy)
+        raise StrayTextError(name, texts[row].as_py(), start + row, among or "other values", remedy)
 
     def _cast(self, texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
         """Return texts as values of a type; None if that is not possible."""

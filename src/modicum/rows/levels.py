@@ -171,17 +171,21 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
         column = joined(batch.column(name)).to_pylist()
         row = next((row for row, value in enumerate(column) if value in stray), None)
         if row is not None:
-            raise stray_text(name, column[row], start + row, "numbers", remedy)
+            raise StrayTextError(name, column[row], start + row, "numbers", remedy)
         start += batch.num_rows
 
 
-def stray_text(name: str, value: str, row: int, among: str, remedy: str) -> DataError:
-    """Return the error for a text among other values of a column."""
-    stands = value.strip().lower() in STANDS_FOR_MISSING
-    fix = "leave it empty if it stands for a missing value" if stands else "correct it"
-    return DataError(
-        f"column {name!r} holds text ({value!r} in row {row}) among {among}: {fix}, or {remedy}."
-    )
+class StrayTextError(DataError):
+    """A column holds a text among other values."""
+
+    def __init__(self, column: str, value: str, row: int, among: str, remedy: str) -> None:
+        self.column = column
+        stands = value.strip().lower() in STANDS_FOR_MISSING
+        fix = "leave it empty if it stands for a missing value" if stands else "correct it"
+        super().__init__(
+            f"column {column!r} holds text ({value!r} in row {row}) among {among}: {fix}, or "
+            f"{remedy}."
+        )
 
 
 def code_field(column: str) -> str:
