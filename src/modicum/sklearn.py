@@ -36,6 +36,7 @@ from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior
 from modicum.posterior.fit_rows import aligned
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces
+from modicum.posterior.predict import Prepared, check_finite
 from modicum.posterior.weighted import weighted_mean, weighted_variance
 from modicum.rows import Rows
 from modicum.rows.sources import is_table
@@ -146,11 +147,16 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         return draw(replace(family, **changes), rows, settings)
 
     def _expected(self, X: Features) -> np.ndarray:
-        """Return the posterior mean of the expected outcomes."""
+        """Return the posterior mean of the expected outcomes; intervals would take longer."""
         rows = self._rows_like(X)
-        return np.asarray(self.posterior_.predict(rows).mean)
+        fit = Prepared.of(self.posterior_, rows, MEAN_DRAWS, "refuse", None, None)
+        pieces = fit.pieces(fit.weights.size)
+        mean = np.concatenate([weighted_mean(each[None], fit.weights) for each, _ in pieces])
+        check_finite(mean, fit.weights)
+        return mean
 
 
+MEAN_DRAWS = 1_000  # whose mean is within 0.03 posterior sds of that of all draws, at a fair cost
 # Keyword arguments of scikit-learn's `validate_data`.
 _CHECKS_OF_X: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 _CHECKS_OF_Y: dict[str, Any] = {"multi_output": False}

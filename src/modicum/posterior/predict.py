@@ -244,14 +244,14 @@ def mixed_prediction(
         ends = weighted_quantile(singles[None], unequal, at)
         parts.append(np.stack([weighted_mean(averages[None], unequal), error, *ends]))
     mean, error, lower, upper, *asked = np.concatenate(parts, axis=1)
-    _check_finite(mean, joined)
+    check_finite(mean, joined)
     is_frame = library(rows) == "pandas" and is_table(rows)
     index = getattr(rows, "index", None) if is_frame else None
     by_probability = dict(zip(probabilities, asked, strict=True))
     return Prediction(mean, lower, upper, prob, total, classes, index, error, by_probability)
 
 
-def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
+def check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
     """Warn if predictions are not finite, because of the draws, their weights or the rows."""
     bad = ~np.isfinite(mean).all(axis=tuple(range(1, mean.ndim)))
     if not bad.any():
