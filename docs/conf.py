@@ -26,6 +26,7 @@ extensions = [
     "sphinx_design",
 ]
 exclude_patterns = ["_build"]
+highlight_language = "none"  # of blocks that name no language: output
 
 # Markdown, and notebooks in Markdown: those in tutorials/ run when the pages are built, and their
 # results are cached until their code or the library changes.
