@@ -67,7 +67,7 @@ def test_names_that_plain_python_looks_up_are_there(name):
         ((HMC(), "move"), False),
         ((jax, "default_backend"), True),
         (("modicum.methods.ecs.fusing.jax.default_backend", None), True),
-        (("modicum.methods.cost.QUICK", 0.0), False),
+        (("modicum.methods.cost.PATIENCE", 0.0), False),
         ((runner, "CHUNK_SECONDS"), False),
         ((pytest, "raises"), False),
         (({}, "a"), False),

@@ -6,7 +6,7 @@ from functools import cache
 import jax
 import pytest
 
-from modicum.methods.pilot import pilot_draws as pilot_chains
+from modicum.methods.pilot import short_chains
 from modicum.run import iterations
 from modicum.runtime import FAST_COMPILE, known_options
 
@@ -23,7 +23,7 @@ def optimised_chains():
     with pytest.MonkeyPatch.context() as patch:
         for name, function in LOOPS.items():
             patch.setattr(iterations, name, _loop(function, 2))
-        patch.setattr(pilot_chains, "_chains", _loop(PILOT, 3))
+        patch.setattr(short_chains, "_chains", _loop(PILOT, 3))
         yield
 
 
@@ -33,4 +33,4 @@ def _loop(function, statics):
 
 
 LOOPS = {name: getattr(iterations, name).__wrapped__ for name in ("advance", "ahead")}
-PILOT = pilot_chains._chains.__wrapped__
+PILOT = short_chains._chains.__wrapped__

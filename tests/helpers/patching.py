@@ -34,9 +34,8 @@ PLAIN = (
     "modicum.methods.pilot.anchored_proxy.row_factor",
     "modicum.methods.ecs.paper_schedule.STAGES",
     "modicum.methods.pilot.study.PILOT_ROWS",
-    "modicum.methods.pilot.study.may_be_curved",
-    "modicum.methods.pilot.study.run_pilot_chains",
-    "modicum.methods.pilot.pilot_draws._chains",  # a whole loop: compiled code never calls it
+    "modicum.methods.pilot.short_chains.may_be_curved",
+    "modicum.methods.pilot.short_chains._chains",  # a whole loop: compiled code never calls it
     "modicum.methods.pilot.pilot_residuals.BLOCK",
     "modicum.methods.full_data.HMC.move",
     "modicum.methods.full_data.curves_on_all_rows",

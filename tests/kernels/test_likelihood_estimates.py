@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.normal_factors import NormalFactors
 from helpers.targets import TIMES
 from modicum.kernels.likelihood_estimates import (
     BlockPoisson,
     BlockPoissonTables,
     Perturbed,
 )
-from modicum.methods.ecs.signed_products import NormalFactors
 
 # d, sigma_m, lambda, a, and what theory says: positive share and variance of log |Lhat|
 SETTINGS = [

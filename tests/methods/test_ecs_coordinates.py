@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.interrupted import task_of
 from helpers.targets import TIMES, sums_of
 from modicum.diagnostics import mcse
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.kernels.expansion import POWERS, bend
-from modicum.methods.pilot.anchored_proxy import choose_coordinates
+from modicum.methods.pilot.anchored_proxy import with_coordinates
 from modicum.passes import anchor_at_mode
 from modicum.runtime import in_double_precision
 
@@ -67,14 +68,14 @@ def test_proxies_and_residuals_add_up_to_the_log_likelihood(case):
 
 @in_double_precision
 def test_a_weak_overdispersion_is_expanded_as_it_is(case):
-    target, anchor, variate, plain = case
-    rows = weakly_overdispersed()
+    _, anchor, variate, plain = case
+    task = task_of(mo.models.NegativeBinomial(), weakly_overdispersed())
     draws = np.random.default_rng(1).normal(size=(8, 3))
-    made = choose_coordinates(target, variate, anchor, plain, draws, lambda: whole(rows))
-    assert made.tuning["coordinates"]["value"] == "log_overdispersion: identity"
-    assert "times less variance" in made.tuning["coordinates"]["why"]
+    made, tuning = with_coordinates(task, variate, anchor, plain, draws)
+    assert tuning["coordinates"]["value"] == "log_overdispersion: identity"
+    assert "times less variance" in tuning["coordinates"]["why"]
     assert made.bend.power.tolist() == [1.0]
-    assert made.evaluations == 8 * N * len(POWERS)
+    assert task.ledger.by_purpose["pilot"] == 8 * N * len(POWERS)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import modicum as mo
 from helpers.interrupted import planned
 from modicum.diagnostics import mcse, r_hat
-from modicum.methods.pilot import study as pilot
+from modicum.methods.pilot import short_chains
 
 pytestmark = pytest.mark.slow  # normal draws along curves have quick tests
 
@@ -85,7 +85,7 @@ def test_lp_is_that_of_the_parameters_and_not_of_where_chains_move(post, rows):
 def test_chains_that_run_into_walls_are_seen_before_the_run(post, rows, monkeypatch):
     assert "skewed axes" in post.tuning
     assert [doubt.code for doubt in post.warnings] == ["separation"]
-    monkeypatch.setattr(pilot, "may_be_curved", lambda task, anchor: False)
+    monkeypatch.setattr(short_chains, "may_be_curved", lambda task, anchor: False)
     plan, _ = planned(MODEL, rows, mo.HMCECS())
     assert plan.context.proxy.curves is None
     assert "skewed axes" not in plan.tuning
@@ -96,7 +96,7 @@ def test_chains_that_run_into_walls_are_seen_before_the_run(post, rows, monkeypa
 
 @pytest.mark.slow
 def test_straight_trajectories_are_not_right(rows, monkeypatch):
-    monkeypatch.setattr(pilot, "may_be_curved", lambda task, anchor: False)
+    monkeypatch.setattr(short_chains, "may_be_curved", lambda task, anchor: False)
     with pytest.warns(mo.ModicumWarning):
         straight = mo.sample(MODEL, rows, draws=700, tune=300, **RUN)
     assert "posterior-not-normal" in [doubt.code for doubt in straight.warnings]

@@ -259,7 +259,7 @@ def history(**changes):
 def looked_back(history, rows=10_000, m=100, refreshes=1, studied=None, **settings):
     """Return the warnings about a run with m rows in 20 blocks."""
     target, _ = Target.of(toy.MODEL, toy.rows())
-    case = Case(mo.HMCECS(**settings), target, rows, studied)
+    case = Case(mo.HMCECS(**settings).studied, target, rows, studied)
     return look_back(case, m, 20, refreshes, history)
 
 

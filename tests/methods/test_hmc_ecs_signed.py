@@ -133,7 +133,7 @@ def test_crude_control_variates_are_refused_with_a_remedy():
 )
 def test_a_quarter_of_many_rows_per_step_is_refused_before_the_run(n, refused):
     target, _ = Target.of(M.Logistic(), logistic_rows(50))
-    case = Case(mo.SignedHMCECS(design="uniform"), target, n)
+    case = Case(mo.SignedHMCECS(design="uniform").studied, target, n)
     pilot = moments(draws=4)
     choice = ProductChoice(10, 1, 54_000, 5, 20, 0.0, 2.0, 1.0, 1.0)
     if not refused:

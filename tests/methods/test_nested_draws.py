@@ -14,8 +14,7 @@ from helpers.interrupted import task_of
 from helpers.refusals import unwarned
 from modicum.fit import model_for
 from modicum.methods import given_scales, nested_draws
-from modicum.methods.pilot.anchored_proxy import StudySettings
-from modicum.methods.pilot.pilot_draws import log_proxies
+from modicum.methods.pilot.anchored_proxy import StudySettings, log_proxies
 from modicum.methods.pilot.study import weigh
 from modicum.models.priors.exact import Effects
 from modicum.rows.reading import read_formula

@@ -9,7 +9,7 @@ import modicum as mo
 from helpers.interrupted import task_of
 from modicum.kernels.whitening import along_curves
 from modicum.methods import full_data
-from modicum.methods.skewed_axes import KEPT, curved_ridges, skewed_axes
+from modicum.methods.skewed_axes import curved_ridges, curves_on_all_rows, skewed_axes
 from modicum.passes import Anchor
 
 M = mo.models
@@ -154,7 +154,7 @@ def test_nuts_moves_along_the_curves(rows, monkeypatch):
     assert plan.context.curves is not None
     assert plan.tuning["skewed axes"]["value"] == 1
     assert mo.NUTS(step_size=0.3).plan(task_of(MODEL, rows)).context.curves is None
-    task.cache[KEPT] = None  # as if draws had been weighted and no axis were skewed
+    task.known[curves_on_all_rows] = None  # as if draws had been weighted and no axis were skewed
     assert mo.NUTS().plan(task).context.curves is None
 
 
@@ -166,7 +166,7 @@ def test_nuts_does_not_diverge_and_is_right(rows, monkeypatch):
     assert post.stats["diverging"].sum() == 0
     ess = float(post.summary()["ess_bulk"].iloc[0])
     assert abs(post.mean("beta")[0] - mean) < 4 * sd / np.sqrt(ess)
-    monkeypatch.setattr(full_data, "curves_on_all_rows", lambda task, anchor: None)
+    monkeypatch.setattr(full_data, "curves_on_all_rows", lambda task: None)
     separated = pytest.warns(mo.ModicumWarning, match="predicts")
     with separated, pytest.warns(mo.ModicumWarning, match="diverged"):
         mo.sample(MODEL, rows, method="nuts", **RUN)

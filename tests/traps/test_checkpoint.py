@@ -14,7 +14,7 @@ from helpers import toy
 from helpers.interrupted import planned
 from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
-from modicum.methods.pilot import study as pilot
+from modicum.methods.pilot import short_chains
 from modicum.run import checkpoint as module
 from modicum.run.checkpoint import Checkpoint
 
@@ -118,15 +118,15 @@ def test_an_odd_seed_in_the_index_is_another_run(tmp_path, seed):
 @pytest.fixture
 def short_chains_once(monkeypatch):
     """Run the pilot's short chains only in the first plan; the others reuse them."""
-    first, run = {}, pilot.run_pilot_chains
+    first, run = {}, short_chains._chains
 
-    def once(*arguments, **settings):
-        kind = (*arguments[6:], *settings.values())  # number of chains, and their start
+    def once(*arguments):
+        kind = (arguments[2], float(arguments[8]))  # number of chains, and their start
         if kind not in first:
-            first[kind] = run(*arguments, **settings)
+            first[kind] = run(*arguments)
         return first[kind]
 
-    monkeypatch.setattr(pilot, "run_pilot_chains", once)
+    monkeypatch.setattr(short_chains, "_chains", once)
 
 
 def without(arrays, name):

@@ -14,7 +14,7 @@ import pytest
 import modicum as mo
 from helpers import toy
 from helpers.compiling import optimised_chains
-from helpers.interrupted import planned
+from helpers.interrupted import planned, task_of
 from helpers.targets import TIMES, all_of, logistic_rows, mean_and_error, quick, sums_of
 from modicum.errors import ModicumWarning
 from modicum.methods.ecs.run_checks import BOUND_FALLS, UNFIT, Case, check_tails, withdraw_bound
@@ -140,7 +140,7 @@ def test_tails_where_estimates_are_noisy_go_to_all_rows(table, few, many, monkey
 
 
 def test_tails_are_noisy_by_their_fall():
-    case = Case(mo.HMCECS(), sums_of(*logistic_rows_of_too_few())[0].target, 50)
+    case = Case(mo.HMCECS().studied, sums_of(*logistic_rows_of_too_few())[0].target, 50)
     noisy = Tails(np.array([8.0, 10.0]), np.array([5.3, 5.9]), 40 * np.array([9.3, 28.8]))
     (note,) = check_tails(case, noisy, 40)
     assert note.numbers == pytest.approx({"distance": 10.0, "fall": 5.9, "noise": 28.8**0.5})
@@ -292,26 +292,28 @@ def test_a_batch_larger_than_the_data_set_is_reported():
     ],
 )
 def test_a_run_of_minutes_is_announced(method, words, monkeypatch):
-    # pretend that a row takes a millisecond and no run is too short to be timed
-    monkeypatch.setattr("modicum.methods.cost.QUICK", 0.0)
-    monkeypatch.setattr("modicum.methods.cost.seconds_per_row", lambda task, point: 1e-3)
+    # pretend that a row takes a millisecond
+    monkeypatch.setattr("modicum.methods.cost.seconds_per_gradient", lambda task: 1e-3)
     plan, _ = planned(M.Logistic(), logistic_rows(3_000), method)
     (note,) = [note for note in plan.notes if note.code == "slow"]
     assert words in note.sentence
     assert "minutes" in note.sentence
-    monkeypatch.setattr("modicum.methods.cost.seconds_per_row", lambda task, point: 1e-8)
+    monkeypatch.setattr("modicum.methods.cost.seconds_per_gradient", lambda task: 1e-8)
     plan, _ = planned(M.Logistic(), logistic_rows(3_000), method)
     assert not any(note.code == "slow" for note in plan.notes)
 
 
 def test_a_row_is_timed():
-    from modicum.methods.cost import seconds_per_row
+    from modicum.methods.cost import seconds_per_gradient
 
-    rows = logistic_rows(500)
-    sums, start = sums_of(M.Logistic(), rows)
-    task = Task(sums.target, start, rows, sums, tuple("abcd"), 10, 10, 1, 1)
-    assert 0 < seconds_per_row(task, start) < 0.1
-    assert sums.ledger.evaluations == 0
+    own = mo.Model(
+        lambda theta: -0.5 * theta["a"] ** 2,
+        lambda theta, batch: -0.5 * (batch["y"] - theta["a"]) ** 2,
+        {"a": 0.0},
+    )
+    task = task_of(own, mo.Rows(y=np.arange(500.0)))
+    assert 0 < seconds_per_gradient(task) < 0.1
+    assert task.ledger.evaluations == 0
 
 
 def test_more_rows_than_there_are_is_never_asked_for():

@@ -22,27 +22,30 @@ from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import NUTS, WIDER
 from modicum.methods.laplace import (
     ENOUGH,
-    GIVEN_SCALES,
     MOST_POOL,
     NOISY,
     Density,
     Laplace,
-    NormalDensity,
+    Proposals,
     WeighingPool,
     nested_density,
-    nested_suffices,
+    normal_density,
 )
 from modicum.methods.method import Method, Parameters, Plan, Task
-from modicum.methods.pilot.pilot_draws import ANCHOR_FAR
+from modicum.methods.pilot.short_chains import ANCHOR_FAR
 from modicum.methods.pilot.study import Weights, weigh
-from modicum.methods.skewed_axes import KEPT, curved_ridges, may_be_curved, skewed_axes
+from modicum.methods.skewed_axes import (
+    curved_ridges,
+    curves_on_all_rows,
+    may_be_curved,
+    skewed_axes,
+)
 from modicum.methods.without_mode import may_have_mean
 from modicum.runtime import in_double_precision
 
 # Share of effective draws, along skewed axes too, below which NUTS takes trajectories longer than
 # those of a normal posterior: four times as long on 3,031 firms with 64 heavy-tailed columns.
 FEW = 0.05
-LONGER = "longer"  # key in a task's cache: whether trajectories will be that long
 # Gradients that cost as much as value and slope of a residual, without a linear predictor.
 RESIDUAL = 4
 
@@ -95,10 +98,10 @@ class Auto(Method):
         if exact is not None:
             return exact
         weights, reason, misled = _weights(task, all_rows)
-        verdict: str | None = None
+        verdict, longer = None, False
         density = _density(weights) if weights is not None and self.laplace else None
         if weights is not None and density is not None:
-            chosen, verdict = _weighted_draws(weights, density, all_rows)
+            chosen, verdict, longer = _weighted_draws(weights, density, all_rows)
             if chosen is not None:
                 return chosen
         if weights is not None:
@@ -119,7 +122,7 @@ class Auto(Method):
         if verdict is not None:
             plan.tuning["normal draws"] = verdict
         # Trajectories are longer if scales must be learned, or if few proposals were effective.
-        if isinstance(plan.anchor, Parameters) or task.cache.get(LONGER):
+        if isinstance(plan.anchor, Parameters) or longer:
             all_rows = all_rows.longer(WIDER)
         (seconds,) = seconds_for(task, all_rows)
         plan.tuning["method"] = f"NUTS on all rows, since {reason}; about {duration(seconds)}."
@@ -129,44 +132,59 @@ class Auto(Method):
 def _normal_given_scales(task: Task, all_rows: Work) -> tuple[Method, Plan] | None:
     """Plan draws of a model with normal noise and pooled terms, if they suffice."""
     method, started = Laplace(weighted=False), time.perf_counter()
-    planned = method.normal_given_scales(task)
-    if planned is None or not nested_suffices(planned[0]):
+    proposals = method.normal_given_scales(task)
+    if proposals is None or not proposals.density.suffices(proposals.verdict):
         return None
-    plan = planned[1]
-    took, (others,) = _seconds_since(task, started), seconds_for(task, all_rows)
-    plan.tuning["method"] = _cost_line(GIVEN_SCALES, took, others)
-    return method, plan
+    return method, _planned(method, proposals, all_rows, started)
+
+
+def _planned(method: Laplace, proposals: Proposals, all_rows: Work, started: float) -> Plan:
+    """Plan draws that suffice; a resumed run reports the time that weighing took originally."""
+    plan, task = method.of(proposals), proposals.task
+
+    def compute() -> dict[str, np.ndarray]:
+        return {"seconds": np.array(time.perf_counter() - started)}
+
+    took = task.remember("weighing", compute, lambda arrays: float(arrays["seconds"]))
+    (others,) = seconds_for(task, all_rows)
+    plan.tuning["method"] = _cost_line(proposals.density.description, took, others)
+    return plan
 
 
 def _weighted_draws(
     weights: Weights, density: Density, all_rows: Work
-) -> tuple[tuple[Method, Plan] | None, str | None]:
-    """Plan weighted draws of a density, or along skewed axes, if they suffice; else say why not."""
+) -> tuple[tuple[Method, Plan] | None, str | None, bool]:
+    """Plan weighted draws of a density, or along skewed axes, if they suffice; else say why not.
+
+    Return too whether hardly any draw was effective, so that trajectories will be long.
+    """
     method, started = Laplace(weighted=False), time.perf_counter()
-    task, centre, anchor = weights.about.task, weights.about.centre, weights.about.anchor
+    about, task = weights.about, weights.about.task
     try:
-        pool, proposals = method.weighed(weights, ENOUGH, density)
+        proposals = method.weighed(weights, ENOUGH, density)
     except ConvergenceError as error:
-        return None, f"not taken: {error}"
-    if not density.suffices(proposals.verdict) and may_be_curved(task, anchor):
+        return None, f"not taken: {error}", False
+    if not density.suffices(proposals.verdict) and may_be_curved(task, about.anchor):
+        pool = proposals.pool
+        assert pool is not None
         if proposals.verdict.noise > NOISY and len(task.rows) <= MOST_POOL:
             # too noisy a pool to see the shape of the posterior, and all rows are few
             method = replace(method, pool=len(task.rows))
             pool = WeighingPool(weights, len(task.rows))
-        curves = skewed_axes(pool.log_posterior, centre, anchor, pool.whitened)
-        task.cache[KEPT] = curves
+        curves = skewed_axes(pool.log_posterior, about.centre, about.anchor, pool.whitened)
+        task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
         while curves is not None and not density.suffices(proposals.verdict):
-            density = NormalDensity(centre, curves)
-            pool, proposals = method.weighed(weights, ENOUGH, density)
+            density = normal_density(about, curves)
+            proposals = method.weighed(weights, ENOUGH, density)
+            pool = proposals.pool
+            assert pool is not None
             if not density.suffices(proposals.verdict):
-                curves = curved_ridges(pool.log_posterior, centre, curves)
+                curves = curved_ridges(pool.log_posterior, about.centre, curves)
     if not density.suffices(proposals.verdict):
-        task.cache[LONGER] = proposals.verdict.share < FEW
-        return None, f"not taken: {proposals.verdict.numbers(pool.rows)}"
-    plan = method.of(pool, proposals)
-    took, (others,) = _seconds_since(task, started), seconds_for(task, all_rows)
-    plan.tuning["method"] = _cost_line(density.description, took, others)
-    return (method, plan), None
+        verdict, pool = proposals.verdict, proposals.pool
+        numbers = verdict.numbers(None if pool is None else pool.rows)
+        return None, f"not taken: {numbers}", verdict.share < FEW
+    return (method, _planned(method, proposals, all_rows, started)), None, False
 
 
 def _weights(task: Task, all_rows: Work) -> tuple[Weights | None, str, bool]:
@@ -212,9 +230,9 @@ def _density(weights: Weights) -> Density | None:
     if any(note.code in UNFIT for note in about.anchor.notes) or task.grouped:
         return None
     if _has_scales(task):
-        return nested_density(weights)
+        return nested_density(about)
     plain = about.proxy.warp is None and task.target.model.has_mode
-    return NormalDensity(about.centre) if plain else None
+    return normal_density(about) if plain else None
 
 
 def _plan_subsampling(
@@ -266,15 +284,6 @@ def _doubt(examined: Examined[Choice]) -> str | None:
             "which HMC-ECS expands"
         )
     return None
-
-
-def _seconds_since(task: Task, started: float) -> float:
-    """Return the seconds that normal draws took; a resumed run reports the original time."""
-
-    def compute() -> dict[str, np.ndarray]:
-        return {"seconds": np.array(time.perf_counter() - started)}
-
-    return task.remember("weighing", compute, lambda arrays: float(arrays["seconds"]))
 
 
 def _cost_line(description: str, seconds: float, all_rows: float) -> str:

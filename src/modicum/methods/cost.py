@@ -24,7 +24,6 @@ from modicum.passes.sums import chunk_gradient
 from modicum.runtime import Array, free_memory, in_double_precision
 
 PATIENCE = 120.0  # a run that takes longer, in seconds, is called slow
-QUICK = 3e10  # below this, row evaluations times parameters are not worth a measurement
 OVERHEAD = 2_000  # overhead of an iteration, in gradients of rows
 LINK = 40  # operations of a link function
 # Most operations of a run on all rows that is preferred to an answer in doubt: about five minutes
@@ -45,17 +44,13 @@ REPEATS, LONG = 7, 0.1  # most evaluations to time, and seconds after which timi
 
 
 @listed
-def slow_run(
-    task: Task, point: np.ndarray, evaluations: float, work: str, remedy: str
-) -> Iterator[ModicumWarning]:
+def slow_run(task: Task, evaluations: float, work: str, remedy: str) -> Iterator[ModicumWarning]:
     """Warn of a run that will take minutes.
 
     Parameters
     ----------
     task
         What to sample.
-    point
-        Where to time a gradient.
     evaluations
         Rows that an iteration of one chain evaluates.
     work
@@ -64,9 +59,7 @@ def slow_run(
         What would be faster.
     """
     total = evaluations * (task.tune + task.draws) * task.chains
-    if total * task.target.size < QUICK and not task.target.model.users_functions:
-        return
-    seconds = total / _chains_at_once(task.chains) * seconds_per_row(task, point)
+    seconds = total / _chains_at_once(task.chains) * seconds_per_gradient(task)
     if seconds < PATIENCE:
         return
     yield ModicumWarning(
@@ -85,7 +78,7 @@ def _chains_at_once(chains: int) -> int:
 
 
 @in_double_precision
-def seconds_per_row(task: Task, point: np.ndarray) -> float:
+def _timed_gradient(task: Task) -> float:
     """Time the gradient of one row on the first chunk of rows; the ledger does not count it.
 
     The chunk lies where chains will read it: on the device, or on the host if the rows do not fit
@@ -94,7 +87,7 @@ def seconds_per_row(task: Task, point: np.ndarray) -> float:
     rows, target = task.rows, task.target.likelihood
     size = chunk_rows(rows)
     resident = rows.nbytes <= free_memory() // 2
-    t = np.asarray(point, np.float64)[: target.size]
+    t = np.asarray(task.start, np.float64)[: target.size]
     chunk = jax.device_put(rows.chunk(0, size))
 
     def seconds(function: Callable[[Target, Array, Batch, Array], tuple[Array, ...]]) -> float:
@@ -190,7 +183,7 @@ def seconds_for(task: Task, *works: Work) -> list[float]:
     """
 
     def compute() -> dict[str, np.ndarray]:
-        return {"pace": np.array([_seconds_per_gradient(task), _seconds_of_compiling(task)])}
+        return {"pace": np.array([seconds_per_gradient(task), _seconds_of_compiling(task)])}
 
     def read(arrays: dict[str, np.ndarray]) -> tuple[float, float]:
         per_gradient, compiling = arrays["pace"]
@@ -212,12 +205,12 @@ def _seconds_of_compiling(task: Task) -> float:
     return CACHED if own and so_far < AT_HAND else COMPILING + so_far
 
 
-def _seconds_per_gradient(task: Task) -> float:
+def seconds_per_gradient(task: Task) -> float:
     """Estimate the seconds per gradient of one row on one core."""
     target, rows = task.target, task.rows
     linear = isinstance(target.model, LinearPredictorModel)
     if target.model.users_functions and not linear:
-        return seconds_per_row(task, task.start)  # compiled already, by the search for a mode
+        return _timed_gradient(task)  # compiled already, by the search for a mode
     measured = task.sums.clock.per_row.get("hessian")
     if measured is None or len(rows) < MANY:  # a pass over few rows is dominated by calls
         return OPERATION * _operations(task)

@@ -31,7 +31,7 @@ from modicum.kernels.bounds import (
 from modicum.kernels.firefly import Candidates, FlyContext, FlyKernel
 from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
 from modicum.kernels.protocols import Move
-from modicum.methods.method import Method, Outcome, OwnMove, Plan, Task, Tuning, account
+from modicum.methods.method import Chosen, Method, Outcome, OwnMove, Plan, Task, Tuning, account
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
@@ -80,7 +80,7 @@ def _find_lights(task: Task, bounded: BoundedRows, anchor: Anchor) -> dict[str, 
     start = _candidates(brightest, rng)
     # Candidates were kept with known probabilities, and so tell how many rows are bright.
     batch, is_row = task.rows.take(start["row_ids"]), start["number"] < len(task.rows)
-    bright = np.asarray(_mean_brightness(bounded, bound, batch, pilot))
+    bright = np.asarray(_brightness(bounded, bound, batch, pilot)).mean(axis=0)
     task.ledger.add("bright", int(is_row.sum()) * len(pilot), "density")
     expected = np.sum(np.where(is_row, bright / start["chance"], 0.0))
     most = np.sum(brightest, dtype=np.float64)
@@ -109,14 +109,11 @@ def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np
     return {"row_ids": row_ids, "number": number, "chance": chance}
 
 
+@jit(static=0)
 def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array) -> jax.Array:
     """Return the probability that each row is bright at each point: 1 - B/L = 1 - e^-gap."""
     rows = bounded.cache(batch, bound.point)
-
-    def brightness(z: jax.Array) -> jax.Array:
-        return jax.nn.sigmoid(bounded.log_ratio(rows, z, bound))
-
-    return jax.lax.map(brightness, pilot)
+    return jax.lax.map(lambda z: jax.nn.sigmoid(bounded.log_ratio(rows, z, bound)), pilot)
 
 
 @jit(static=0)
@@ -125,13 +122,6 @@ def _brightest(
 ) -> jax.Array:
     bound, pilot = arguments
     return jnp.max(_brightness(bounded, bound, batch, pilot), axis=0)
-
-
-@jit(static=0)
-def _mean_brightness(
-    bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array
-) -> jax.Array:
-    return jnp.mean(_brightness(bounded, bound, batch, pilot), axis=0)
 
 
 @listed
@@ -162,7 +152,8 @@ def look_back(capacity: int, history: History) -> Iterator[ModicumWarning]:
             )
 
 
-ACCEPT = {"hmc": 0.8, "nuts": 0.8, "mala": 0.574, "random-walk": 0.234}
+MOVES: dict[str, Move] = {"nuts": NUTSMove(), "mala": MALAMove(), "random-walk": RandomWalkMove()}
+ACCEPT = {"mala": 0.574, "random-walk": 0.234}  # rates other than 0.8
 
 
 @dataclass(frozen=True)
@@ -225,6 +216,13 @@ class FlyMC(Method):
             return self.target_accept
         return ACCEPT.get(self.inner, 0.8) if isinstance(self.inner, str) else 0.8
 
+    @property
+    def move(self) -> Move:
+        """The move of the parameters."""
+        if self.inner == "hmc":
+            return HMCMove(self.trajectory, jitter=self.jitter)
+        return MOVES[self.inner] if isinstance(self.inner, str) else self.inner
+
     @in_double_precision
     def plan(self, task: Task) -> Plan:
         """Find the mode, collapse the bounds, find the bright rows, and compose the kernel."""
@@ -240,7 +238,12 @@ class FlyMC(Method):
         lights = task.remember(
             "bound", lambda: _find_lights(task, bounded, anchor), Lights.from_arrays
         )
-        n, steps = len(task.rows), _expected_steps(self, task.target.size)
+        n, size = len(task.rows), task.target.size
+        # the gradients of a move, at the step size typical of the acceptance rate
+        steps = 1 if self.inner in ACCEPT else ceil(self.trajectory / typical_step_size(size))
+        first_step = self.step_size
+        if first_step is None and self.inner == "random-walk":
+            first_step = float(2.38 * size**-0.5)  # optimal for a normal target in many dimensions
         rate = self._rate(lights.bright, n, steps)
         tried = min(n, _with_margin(n * rate))
         capacity = min(n, _with_margin(lights.most)) if self.capacity is None else self.capacity
@@ -248,13 +251,8 @@ class FlyMC(Method):
         task.ledger.add("start", task.chains * candidates, "density")
         return Plan(
             kernel=FlyKernel(
-                bounded,
-                _move(self),
-                capacity,
-                tried,
-                self.update,
-                self.accept,
-                first_step=_first_step(self, task.target.size),
+                *(bounded, self.move, capacity, tried, self.update, self.accept),
+                first_step=first_step,
             ),
             context=FlyContext(
                 bound=whitened_sums(anchor, lights.collapsed),
@@ -286,17 +284,14 @@ class FlyMC(Method):
         if self.update == "explicit":
             tries = "as in the paper"
         room = "room for the rows that are bright far out in the posterior, and more"
+        by_hand = "set by hand"
         return {
             "bright": f"{lights.bright:.3g} of {n:,} rows expected ({lights.bright / n:.2%})",
-            "bound": {
-                "value": "tuned" if self.tuned else "untuned",
-                "why": bound if self.tuned else "the same bound for all rows, as set by hand",
-            },
-            "rate": {"value": rate, "why": tries if self.rate is None else "set by hand"},
-            "capacity": {
-                "value": capacity,
-                "why": room if self.capacity is None else "set by hand",
-            },
+            "bound": Chosen(value="tuned", why=bound)
+            if self.tuned
+            else Chosen(value="untuned", why="the same bound for all rows, as set by hand"),
+            "rate": Chosen(value=rate, why=tries if self.rate is None else by_hand),
+            "capacity": Chosen(value=capacity, why=room if self.capacity is None else by_hand),
         }
 
     def _look_ahead(
@@ -322,27 +317,3 @@ class FlyMC(Method):
         account(task, plan, history, self.step_size, self.accept)
         assert isinstance(plan.kernel, FlyKernel)
         return Outcome(warnings=look_back(plan.kernel.capacity, history), target_accept=self.accept)
-
-
-def _move(method: FlyMC) -> Move:
-    if method.inner == "hmc":
-        return HMCMove(method.trajectory, jitter=method.jitter)
-    named: dict[str, Move] = {
-        "nuts": NUTSMove(),
-        "mala": MALAMove(),
-        "random-walk": RandomWalkMove(),
-    }
-    return named[method.inner] if isinstance(method.inner, str) else method.inner
-
-
-def _first_step(method: FlyMC, size: int) -> float | None:
-    if method.step_size is None and method.inner == "random-walk":
-        return float(2.38 * size**-0.5)  # optimal for a normal target in many dimensions
-    return method.step_size
-
-
-def _expected_steps(method: FlyMC, size: int) -> int:
-    """Return the gradients of a move, at the step size typical of the acceptance rate."""
-    if method.inner in ("mala", "random-walk"):
-        return 1
-    return ceil(method.trajectory / typical_step_size(size))

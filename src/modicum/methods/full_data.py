@@ -169,7 +169,7 @@ class _FullData(Method):
         tuned = self.step_size is None
         warp = anchor.warp(task.target)
         # A step size set by the user refers to whitened coordinates without curves.
-        curves = curves_on_all_rows(task, anchor) if tuned and not warp else None
+        curves = task.once(curves_on_all_rows) if tuned and not warp else None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning, notes, starts = explain_curves(curves), anchor.notes, None
         if anchor.modes is not None and len(anchor.modes) > 1:
@@ -212,7 +212,7 @@ class _FullData(Method):
         held = "in memory" if log_posterior.source is None else "on disk"
         evaluations = n * longer * self.gradients(task.target.size)
         work = f"{self.name.upper()} on all {n:,} rows"
-        slow = slow_run(task, where.point, evaluations, work, "use fewer draws, or fewer rows")
+        slow = slow_run(task, evaluations, work, "use fewer draws, or fewer rows")
         factor, arrow = in_two(where.factor)
         return Plan(
             FullDataKernel(

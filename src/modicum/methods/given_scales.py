@@ -136,7 +136,8 @@ class Pooled:
     noise
         The noise, if its scale is one of h.
     constant
-        What the log-posterior has besides log p~(h) and the density of c given h.
+        What the log-posterior has besides log p~(h) and the density of c given h; None if the
+        quadratic is an approximation.
     """
 
     information: ArrowMatrix
@@ -148,7 +149,7 @@ class Pooled:
     start: np.ndarray
     spread: np.ndarray
     noise: Noise | None = None
-    constant: float = 0.0
+    constant: float | None = None
 
     @classmethod
     def of(cls, target: Target, anchor: Anchor) -> Pooled:

@@ -49,10 +49,10 @@ from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.given_scales import Pooled
-from modicum.methods.method import Method, Outcome, Parameters, Plan, Task, Tuning
+from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
 from modicum.methods.nested_draws import ScaleDensity, has_pooled_scales, nested_draws
 from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
-from modicum.methods.pilot.anchored_proxy import StudySettings, check_task
+from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, check_task
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import explain_curves
 from modicum.models.model import DENSE_LIMIT, Batch
@@ -67,9 +67,9 @@ DRAWS = 256  # draws evaluated at once: a search along axes asks for some hundre
 
 
 class PoolWeights(NamedTuple):
-    """Log-weights of some draws, and the noise in them due to the pool."""
+    """The log-posterior at some draws, and the noise in it due to the pool."""
 
-    log_ratio: np.ndarray  # posterior over normal approximation, up to a constant; (S,)
+    log_posterior: np.ndarray  # up to a constant; (S,)
     noise: float  # largest sd of the shift of a posterior mean due to the pool, in posterior sds
 
 
@@ -119,10 +119,9 @@ class WeighingPool:
             total[block] += values.sum(axis=1)
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
-        away = 0.5 * np.sum((z - about.centre) ** 2, axis=1)
         proxy = about.log_proxy(z)
-        log_ratio = np.where(np.abs(proxy) > LOST, -np.inf, total + proxy + away)
-        return PoolWeights(log_ratio, self._noise(slopes / len(z)))
+        log_posterior = np.where(np.abs(proxy) > LOST, -np.inf, total + proxy)
+        return PoolWeights(log_posterior, self._noise(slopes / len(z)))
 
     @property
     def whitened(self) -> np.ndarray | None:
@@ -135,8 +134,7 @@ class WeighingPool:
 
     def log_posterior(self, z: np.ndarray) -> np.ndarray:
         """Estimate the log-posterior at whitened points (S, d), up to a constant."""
-        away = 0.5 * np.sum((z - self.about.centre) ** 2, axis=1)
-        return np.asarray(self.weigh(z).log_ratio - away)
+        return self.weigh(z).log_posterior
 
     def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Yield slices of draws and of rows, and d_i / c_i for these, (draws, rows)."""
@@ -229,27 +227,46 @@ class Verdict(NamedTuple):
         )
 
 
+class DensityDraws(NamedTuple):
+    """Draws of a density close to the posterior, (length, chain)."""
+
+    z: np.ndarray  # in the coordinates of the density, (length, chain, d)
+    log_density: np.ndarray  # from which they were drawn, up to a constant
+    # The log-posterior there, but for a constant or what `log_density` lacks too; None: rows tell.
+    log_posterior: np.ndarray | None = None
+    rest: np.ndarray | float = 0.0  # what it lacks
+
+
 class NormalDensity(NamedTuple):
     """The normal approximation at the mode, or along curves the quantiles of the posterior.
 
-    Like any density that is close to the posterior, it can `draw` whitened z of a shape, and the
-    log of the normal approximation over itself there; `suffices` says whether such draws are to be
-    chosen, given the verdict on some; `tuning` is what to say about it.
+    Like any density that is close to the posterior, it can `draw` points, in the coordinates that
+    `where` says, whose mean is `middle` if that is known; `suffices` says whether such draws are to
+    be chosen, given the verdict on some; `tuning` is what to say about it.
     """
 
+    where: Anchor
     centre: np.ndarray
     curves: Curves | None = None
 
-    def draw(
-        self, rng: np.random.Generator, shape: tuple[int, int]
-    ) -> tuple[np.ndarray, np.ndarray | float]:
+    @property
+    def middle(self) -> np.ndarray | None:
+        """The mean of straight draws."""
+        return self.centre if self.curves is None else None
+
+    @property
+    def notes(self) -> list[ModicumWarning]:
+        """Doubts about the mode."""
+        return self.where.notes
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, int]) -> DensityDraws:
         """Draw standard normal numbers, and bend them."""
         u = rng.standard_normal((*shape, len(self.centre)))
+        log_density = -np.sum(u**2, axis=2) / 2
         if self.curves is None:
-            return self.centre + u, 0.0
+            return DensityDraws(self.centre + u, log_density)
         bent, log_volume = along_curves(as_either(u), self.curves)
-        away = np.sum(np.asarray(bent) ** 2 - u**2, axis=2) / 2
-        return self.centre + np.asarray(bent), np.asarray(log_volume) - away
+        return DensityDraws(self.centre + np.asarray(bent), log_density - np.asarray(log_volume))
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are good enough with room to spare.
@@ -277,30 +294,16 @@ class NormalDensity(NamedTuple):
         return explain_curves(self.curves)
 
 
-GIVEN_SCALES = "weighted draws, normal given the scales of pooled terms"
-
-
-def nested_suffices(verdict: Verdict) -> bool:
-    """Whether draws of scales first are as good as those of a chain.
-
-    Where few groups leave a scale open, its density has a longer tail than any table, and hardly
-    any weight there: a large share of effective draws is room enough.
-    """
-    limit = FAR if verdict.share > MOST else ENOUGH
-    return verdict.tail < limit and verdict.noise < STILL and verdict.share > NESTED
-
-
 class NestedDensity(NamedTuple):
     """Scales of pooled terms from their marginal, and coefficients given the scales."""
 
     pooled: Pooled
     scales: ScaleDensity
-    anchor: Anchor
-    centre: np.ndarray
+    where: Coordinates
+    notes: list[ModicumWarning]
+    middle: np.ndarray | None = None  # not known
 
-    def draw(
-        self, rng: np.random.Generator, shape: tuple[int, int]
-    ) -> tuple[np.ndarray, np.ndarray | float]:
+    def draw(self, rng: np.random.Generator, shape: tuple[int, int]) -> DensityDraws:
         """Draw scales, then coefficients."""
         try:
             drawn = nested_draws(self.pooled, self.scales, rng, shape)
@@ -309,18 +312,25 @@ class NestedDensity(NamedTuple):
                 "given some scales of pooled terms the coefficients are not determined, so that "
                 "method='laplace' cannot draw them; use method='nuts', or priors that are not flat."
             ) from fault
-        z = self.anchor.whiten(drawn.t)
-        away = np.sum((z - self.centre) ** 2, axis=2) / 2
-        return z, -away - drawn.log_proposal - drawn.log_given
+        z = self.where.whiten(drawn.t)
+        if self.pooled.constant is None:
+            return DensityDraws(z, drawn.log_proposal + drawn.log_given)
+        rest = drawn.log_given + self.pooled.constant
+        return DensityDraws(z, drawn.log_proposal, drawn.log_marginal, rest)
 
     def suffices(self, verdict: Verdict) -> bool:
-        """Whether draws are as good as those of a chain."""
-        return nested_suffices(verdict)
+        """Whether draws are as good as those of a chain.
+
+        Where few groups leave a scale open, its density has a longer tail than any table, and
+        hardly any weight there: a large share of effective draws is room enough.
+        """
+        limit = FAR if verdict.share > MOST else ENOUGH
+        return verdict.tail < limit and verdict.noise < STILL and verdict.share > NESTED
 
     @property
     def description(self) -> str:
         """What the draws are."""
-        return GIVEN_SCALES
+        return "weighted draws, normal given the scales of pooled terms"
 
     @property
     def tuning(self) -> Tuning:
@@ -330,33 +340,51 @@ class NestedDensity(NamedTuple):
 
 
 Density: TypeAlias = NormalDensity | NestedDensity
+NO_VERDICT = Verdict(np.inf, 0.0, np.inf)
 
 
 class Proposals(NamedTuple):
     """Draws of a density close to the posterior, the first of which were weighted to judge them."""
 
     density: Density
-    z: np.ndarray  # (length, chain, d)
-    growth: np.ndarray  # log of normal approximation over `density` at each draw, (length, chain)
-    log_ratio: np.ndarray = np.zeros(0)  # posterior over `density`, at those that were weighted
-    verdict: Verdict = Verdict(np.inf, 0.0, np.inf)
+    task: Task
+    drawn: DensityDraws
+    pool: WeighingPool | None = None  # rows that weigh them; None: the log-posterior is known
+    log_posterior: np.ndarray = np.zeros(0)  # of those that were weighted
+    verdict: Verdict = NO_VERDICT
     times: int = 1  # proposals per draw
 
     @classmethod
     def of(cls, density: Density, task: Task, first: int, times: int = 1) -> Proposals:
         """Draw `first` proposals plus those that the run needs."""
+        task = task.of_few_chains()
         rng = generator(task.seed, Stream.LAPLACE_DRAWS)
         length = first + max(task.draws, ceil(FEWEST / task.chains))
-        z, growth = density.draw(rng, (length * times, task.chains))
-        return cls(density, z, np.broadcast_to(growth, z.shape[:2]), times=times)
+        drawn = density.draw(rng, (length * times, task.chains))
+        if drawn.log_posterior is None:
+            return cls(density, task, drawn, times=times)
+        # draws that share their scales have the same weight
+        verdict = Verdict.judge(np.unique(drawn.log_posterior - drawn.log_density), 0.0)
+        return cls(density, task, drawn, None, drawn.log_posterior.ravel(), verdict, times)
 
     def weighed(self, pool: WeighingPool) -> Proposals:
         """Weigh the first thousands."""
-        flat = self.z.reshape(-1, self.z.shape[2])[:TRIAL]
-        bent = np.any(self.growth)  # the mean of straight draws is known
-        log_ratio, noise = pool.weigh(flat, flat.mean(axis=0) if bent else None)
-        log_ratio = log_ratio + self.growth.ravel()[:TRIAL]
-        return self._replace(log_ratio=log_ratio, verdict=Verdict.judge(log_ratio, noise))
+        drawn, middle = self.drawn, self.density.middle
+        flat = drawn.z.reshape(-1, drawn.z.shape[2])[:TRIAL]
+        known, noise = pool.weigh(flat, flat.mean(axis=0) if middle is None else middle)
+        verdict = Verdict.judge(known - drawn.log_density.ravel()[:TRIAL], noise)
+        return self._replace(pool=pool, log_posterior=known, verdict=verdict)
+
+    def all_weighed(self) -> DensityDraws:
+        """Weigh the others too."""
+        z, parts = self.drawn.z.reshape(-1, self.drawn.z.shape[2]), [self.log_posterior]
+        if self.pool is None:
+            return self.drawn
+        if len(self.log_posterior) < len(z):
+            parts.append(self.pool.log_posterior(z[len(self.log_posterior) :]))
+        known = np.concatenate(parts).reshape(self.drawn.z.shape[:2])
+        about = self.pool.about
+        return self.drawn._replace(log_posterior=known, rest=about.anchor.C + about.folded_prior)
 
 
 @dataclass(frozen=True)
@@ -403,7 +431,7 @@ class Laplace(Method):
             )
         exact = self.normal_given_scales(task)
         if exact is not None:
-            return exact[1]
+            return self.of(exact)
         if task.target.likelihood.size < task.target.size and not has_pooled_scales(task.target):
             raise SettingError(
                 "method='laplace' draws scales of groups if the model has at most "
@@ -414,20 +442,27 @@ class Laplace(Method):
         # As for HMC-ECS, whose programs on a GPU lack control variates of rare levels.
         settings = StudySettings(levels=jax.default_backend() != "gpu")
         weights = weigh(settings, task, task.anchor_at_mode())
-        density = nested_density(weights) or NormalDensity(weights.about.centre)
-        return self.of(*self.weighed(weights, FAR, density))
+        density = nested_density(weights.about) or normal_density(weights.about)
+        return self.of(self.weighed(weights, FAR, density))
 
     @property
     def _first(self) -> int:
         """Number of proposals before the first draw that is kept."""
         return 0 if self.weighted else FIRST
 
-    def weighed(
-        self, weights: Weights, tail: float, density: Density
-    ) -> tuple[WeighingPool, Proposals]:
-        """Return a pool and proposals weighted with it; enlarge the pool if k is below `tail`."""
-        pool = WeighingPool(weights, self.pool or LEAST_POOL)
-        task = weights.about.task.of_few_chains()
+    @in_double_precision
+    def normal_given_scales(self, task: Task) -> Proposals | None:
+        """Draw from a model with normal noise, whose draws no row weighs; None for any other."""
+        pooled = normal_given_scales(task)
+        if pooled is None:
+            return None
+        scales, where = ScaleDensity.of(pooled), Parameters(np.zeros(task.target.size))
+        density = NestedDensity(pooled, scales, where, notes_at_mode(task, pooled, scales))
+        return Proposals.of(density, task, self._first)
+
+    def weighed(self, weights: Weights, tail: float, density: Density) -> Proposals:
+        """Return proposals weighted with a pool of rows, which is enlarged if k is below `tail`."""
+        pool, task = WeighingPool(weights, self.pool or LEAST_POOL), weights.about.task
         proposals = Proposals.of(density, task, self._first).weighed(pool)
         noise = proposals.verdict.noise
         if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
@@ -439,41 +474,35 @@ class Laplace(Method):
             # a draw of equal weight is the last state of several, so that few are alike
             times = ceil(RICH / verdict.share)
             proposals = Proposals.of(density, task, self._first, times).weighed(pool)
-        return pool, proposals
+        return proposals
 
-    def of(self, pool: WeighingPool, proposals: Proposals) -> Plan:
+    def of(self, proposals: Proposals) -> Plan:
         """Return the plan with all its draws, given proposals of which some were weighted."""
-        anchor, verdict = pool.about.anchor, proposals.verdict
+        density, verdict = proposals.density, proposals.verdict
+        rows = None if proposals.pool is None else proposals.pool.rows
+        noise: Tuning = {} if rows is None else {"pool_noise": float(f"{verdict.noise:.2g}")}
         return Plan(
             kernel=None,
             context=None,
             flags={},
-            anchor=anchor,
+            anchor=density.where,
             tuning={
-                "verdict": verdict.text(pool.rows),
+                "verdict": verdict.text(rows),
                 "pareto_k": round(verdict.tail, 3),
-                "pool_noise": float(f"{verdict.noise:.2g}"),
-                **proposals.density.tuning,
+                **noise,
+                **density.tuning,
             },
-            notes=list(anchor.notes),
-            history=self._drawn(pool, proposals),
-            memo=_doubts(verdict, pool.rows),
+            notes=list(density.notes),
+            history=self._drawn(proposals),
+            memo=_doubts(verdict, rows or 0),
         )
 
-    def _drawn(self, pool: WeighingPool, proposals: Proposals) -> History:
+    def _drawn(self, proposals: Proposals) -> History:
         """Return draws with their weights, or draws of equal weight."""
-        about, z = pool.about, proposals.z
-        log_ratio = self._all_ratios(pool, proposals)
-        # `lp` as in HMC-ECS: the log-posterior estimated from the rows that were evaluated.
-        away = 0.5 * np.sum((z - about.centre) ** 2, axis=2)
-        lp = log_ratio - proposals.growth - away + about.anchor.C + about.folded_prior
-        return self._weighted(about.task.of_few_chains(), z, log_ratio, lp, proposals.times)
-
-    def _weighted(
-        self, task: Task, z: np.ndarray, log_ratio: np.ndarray, lp: np.ndarray, times: int = 1
-    ) -> History:
-        """Return draws with these log-weights, or draws of equal weight, each from `times`."""
-        stats = {"lp": lp}
+        task, times, drawn = proposals.task, proposals.times, proposals.all_weighed()
+        assert drawn.log_posterior is not None
+        z, log_ratio = drawn.z, drawn.log_posterior - drawn.log_density
+        stats = {"lp": drawn.log_posterior + drawn.rest}  # as in HMC-ECS, by the rows evaluated
         if not self.weighted:
             chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
             places, rate = _independence_sampler(log_ratio, chances)
@@ -482,7 +511,7 @@ class Laplace(Method):
                 places, rate = places[times - 1 :: times], 1 - stays.prod(axis=1)
             chains = np.arange(task.chains)
             z = z[places, chains]
-            stats = {"lp": lp[places, chains], "acceptance_rate": rate}
+            stats = {"lp": stats["lp"][places, chains], "acceptance_rate": rate}
         stats["rows_touched"] = np.zeros(z.shape[:2], int)
         span = slice(self._first, self._first + task.draws)
         by_chain = {name: np.ascontiguousarray(values[span].T) for name, values in stats.items()}
@@ -498,44 +527,6 @@ class Laplace(Method):
             seconds={"warm-up": 0.0, "sampling": 0.0},
         )
 
-    @in_double_precision
-    def normal_given_scales(self, task: Task) -> tuple[Verdict, Plan] | None:
-        """Draw from a model with normal noise, whose draws no row weighs; None for any other.
-
-        Return the plan, and the verdict on its draws.
-        """
-        pooled = normal_given_scales(task)
-        if pooled is None:
-            return None
-        task, density = task.of_few_chains(), ScaleDensity.of(pooled)
-        notes = notes_at_mode(task, pooled, density)
-        length = self._first + max(task.draws, ceil(FEWEST / task.chains))
-        rng = generator(task.seed, Stream.LAPLACE_DRAWS)
-        drawn = nested_draws(pooled, density, rng, (length, task.chains))
-        log_ratio = drawn.log_marginal - drawn.log_proposal
-        verdict = Verdict.judge(np.unique(log_ratio), 0.0)
-        history = self._weighted(
-            task, drawn.t, log_ratio, drawn.log_marginal + drawn.log_given + pooled.constant
-        )
-        tuning: Tuning = {
-            "verdict": verdict.text(None),
-            "pareto_k": round(verdict.tail, 3),
-            "scales": f"{len(density.mode)} drawn from their marginal, coefficients given these",
-        }
-        where = Parameters(np.zeros(task.target.size))
-        doubts = _doubts(verdict, 0)
-        return verdict, Plan(
-            None, None, {}, where, tuning=tuning, notes=notes, history=history, memo=doubts
-        )
-
-    def _all_ratios(self, pool: WeighingPool, proposals: Proposals) -> np.ndarray:
-        """Return the log-ratios of all proposals, (length, chain)."""
-        z = proposals.z.reshape(-1, proposals.z.shape[2])
-        weighed, parts = len(proposals.log_ratio), [proposals.log_ratio]
-        if weighed < len(z):
-            parts.append(pool.weigh(z[weighed:]).log_ratio + proposals.growth.ravel()[weighed:])
-        return np.concatenate(parts).reshape(proposals.z.shape[:2])
-
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Return the weights of the draws, and reasons to doubt them."""
         assert isinstance(plan.memo, list)
@@ -543,13 +534,17 @@ class Laplace(Method):
         return Outcome(weights=weights, warnings=plan.memo, independent=True)
 
 
-def nested_density(weights: Weights) -> NestedDensity | None:
+def normal_density(about: AnchoredProxy, curves: Curves | None = None) -> NormalDensity:
+    """Return the normal approximation at the anchor."""
+    return NormalDensity(about.anchor, about.centre, curves)
+
+
+def nested_density(about: AnchoredProxy) -> NestedDensity | None:
     """Return the density of nested draws, if all scales are those of pooled effects; else None."""
-    about, target = weights.about, weights.about.task.target
-    if not has_pooled_scales(target):
+    if not has_pooled_scales(about.task.target):
         return None
-    pooled = Pooled.of(target, about.anchor)
-    return NestedDensity(pooled, ScaleDensity.of(pooled), about.anchor, about.centre)
+    pooled = Pooled.of(about.task.target, about.anchor)
+    return NestedDensity(pooled, ScaleDensity.of(pooled), about.anchor, about.anchor.notes)
 
 
 def _independence_sampler(

@@ -7,21 +7,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Annotated, ClassVar, TypeAlias, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
 from modicum.arguments import Rule, check_settings
-from modicum.errors import ModicumWarning, NoModeError, SettingError
+from modicum.errors import ConvergenceError, ModicumWarning, SettingError
 from modicum.kernels.protocols import Kernel, Move, Settled
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
+from modicum.random import Stream, generator
 from modicum.rows import Rows
+from modicum.run.chains import Chains
 from modicum.run.checkpoint import Checkpoint
-from modicum.run.runner import History, PeriodicHook
+from modicum.run.runner import History, PeriodicHook, capacity_for, run
 from modicum.runtime import Pytree
 
 Arrays = dict[str, np.ndarray]
@@ -56,15 +57,34 @@ class Task:
     starts: Starts | None = None  # where to search for other modes
     anchor: Anchor | None = None  # at the mode, if it is known already
     few_chains: int | None = None  # number of chains for a method whose steps read all rows
-    # results that other methods of the same run can reuse
-    cache: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+    # what functions of these rows found, which methods of the same run share; see `once`
+    known: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def of_few_chains(self) -> Task:
         """Return the task with as many chains as suit a method whose steps read all rows."""
         if self.few_chains is None:
             return self
-        anchor = self._anchor if isinstance(self._anchor, Anchor) else None
-        return replace(self, chains=self.few_chains, anchor=anchor, few_chains=None)
+        return replace(self, chains=self.few_chains, few_chains=None)
+
+    def of_some_rows(self, stream: Stream, size: int, chains: int, tune: int, draws: int) -> Task:
+        """Return the task of so many random rows, for short chains that no checkpoint keeps."""
+        row_ids = generator(self.seed, stream).choice(len(self.rows), size, replace=False)
+        rows = self.rows.subset(np.sort(row_ids))
+        sums = Sums(self.target, rows, self.sums.engine, self.ledger)
+        alone = replace(self, rows=rows, sums=sums, known={}, anchor=None, checkpoint=None)
+        return replace(alone, chains=chains, tune=tune, draws=draws, few_chains=None)
+
+    def once(self, find: Callable[[Task], T]) -> T:
+        """Return `find(self)`, or raise the error that it raised: it is called once per run."""
+        if find not in self.known:
+            try:
+                self.known[find] = find(self)
+            except ConvergenceError as fault:
+                self.known[find] = fault
+        found: T = self.known[find]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     @property
     def ledger(self) -> Ledger:
@@ -128,24 +148,18 @@ class Task:
         NoModeError
             If no mode was found.
         """
-        anchor = self._anchor
-        if isinstance(anchor, NoModeError):
-            raise anchor
-        return anchor
+        return self.once(_anchor_at_mode)
 
-    @cached_property
-    def _anchor(self) -> Anchor | NoModeError:
-        if self.anchor is not None:
-            return self.anchor
 
-        def compute() -> Arrays:
-            where = (self.sums, self.start, self.names, self.seed)
-            return anchor_at_mode(*where, within=NEAR, starts=self.starts).to_arrays()
+def _anchor_at_mode(task: Task) -> Anchor:
+    if task.anchor is not None:
+        return task.anchor
 
-        try:
-            return self.remember("anchor", compute, Anchor.from_arrays)
-        except NoModeError as none:
-            return none
+    def compute() -> Arrays:
+        where = (task.sums, task.start, task.names, task.seed)
+        return anchor_at_mode(*where, within=NEAR, starts=task.starts).to_arrays()
+
+    return task.remember("anchor", compute, Anchor.from_arrays)
 
 
 @dataclass(frozen=True)
@@ -155,6 +169,10 @@ class Parameters:
     point: np.ndarray
     factor: np.ndarray = field(default_factory=lambda: np.ones(()))
     record: ModeRecord | None = None  # how the mode was found, if there was a search
+
+    def whiten(self, t: np.ndarray) -> np.ndarray:
+        """Return the coordinates z of `t`, of shape (..., d)."""
+        return np.asarray((t - self.point) / self.factor)
 
 
 Coordinates: TypeAlias = Anchor | Parameters  # z of a chain: t = point + factor z
@@ -232,6 +250,17 @@ class Method(ABC):
             f"iterations of {self.name} differ in cost, so that passes does not determine their "
             "number; give draws instead."
         )
+
+
+def run_on_some_rows(task: Task, plan: Plan, keys: np.ndarray) -> History:
+    """Run the short chains of `of_some_rows`."""
+    assert plan.kernel is not None
+    capacity = capacity_for(task.target.size, task.tune + task.draws)
+    chains = Chains(plan.kernel, plan.context, keys, plan.flags, capacity)
+    history = run(chains, task.tune, task.draws, progressbar=False)
+    for stats in (history.warmup, history.stats):
+        task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
+    return history
 
 
 def account(

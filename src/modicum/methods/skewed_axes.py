@@ -37,7 +37,6 @@ from modicum.runtime import to_device
 
 LogPosterior = Callable[[np.ndarray], np.ndarray]  # of points (S, d) in whitened coordinates
 
-KEPT = "curves"  # key in a task's cache, set after a search; None if no axis is skewed
 TOGETHER = 64  # points that a pass over all rows evaluates
 NORMAL = 0.5  # sd of log posterior / normal approximation below which there is no search
 AWAY = 2.0  # distance, in standard deviations, at which axes are tested
@@ -196,14 +195,9 @@ def may_be_curved(task: Task, anchor: Anchor) -> bool:
     )
 
 
-def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
-    """Find skewed axes by passes over all rows, if draws of the normal approximation give cause.
-
-    A run that has already weighted normal draws reuses the axes found then.
-    """
-    if KEPT in task.cache:
-        cached = task.cache[KEPT]
-        return cached if isinstance(cached, Curves) else None
+def curves_on_all_rows(task: Task) -> Curves | None:
+    """Find skewed axes by passes over all rows, if draws of the normal approximation give cause."""
+    anchor = task.anchor_at_mode()
     if not may_be_curved(task, anchor):
         return None
 
@@ -246,12 +240,8 @@ def explain_curves(curves: Curves | None) -> Tuning:
     """Describe the curves for `Posterior.tuning`."""
     if curves is None:
         return {}
-    count = curves.axes.shape[1]
-    chosen: Chosen = {
-        "value": count,
-        "why": "axes on which the posterior is far from normal; draws follow its quantiles there",
-    }
-    return {"skewed axes": chosen}
+    why = "axes on which the posterior is far from normal; draws follow its quantiles there"
+    return {"skewed axes": Chosen(value=curves.axes.shape[1], why=why)}
 
 
 def _candidates(anchor: Anchor, rows: np.ndarray | None) -> np.ndarray:

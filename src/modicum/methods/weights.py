@@ -39,10 +39,9 @@ from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.linalg.arrow import ArrowLayout
 from modicum.linalg.columns import ModelMatrix, sums_of_squares
 from modicum.methods.method import Task
-from modicum.models import LinearPredictorModel
 from modicum.models.model import Batch
 from modicum.passes import Sums
-from modicum.passes.engine import map_in_blocks, of_numpy
+from modicum.passes.engine import of_numpy
 from modicum.passes.linear_sums import map_by_numpy
 from modicum.passes.no_mode import describe_row
 from modicum.rows import Rows
@@ -150,10 +149,8 @@ def _linear_pass(
         draws = _predictor_draws(control_variate, proxy, pilot)
         return partial(pass_over, _residuals_at_draws, control_variate), draws
     centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
-    if target.on_numpy or target.coding is not None:  # whitening would make coded rows dense
-        posterior = _predictor_posterior(control_variate, proxy, centre)
-        return partial(pass_over, _residuals_from_predictors, control_variate), posterior
-    return partial(_residuals_compiled, control_variate), (proxy, centre)
+    posterior = _predictor_posterior(control_variate, proxy, centre)
+    return partial(pass_over, _residuals_from_predictors, control_variate), posterior
 
 
 def ends_near_the_mode(sums: Sums, row: str) -> ModicumError:
@@ -178,25 +175,6 @@ def ends_near_the_mode(sums: Sums, row: str) -> ModicumError:
 
 # E e^k for e ~ N(0, 1) of the squared terms: (order + 1)-th and (order + 2)-th of the expansion.
 _EVEN_MOMENTS = {1: 1.0, 2: 3.0, 3: 15.0, 4: 105.0}
-
-
-@jit(static=0)
-def _residuals_compiled(
-    control_variate: LinearTaylor, arguments: Pytree, batch: Batch, present: jax.Array
-) -> jax.Array:
-    return map_in_blocks(partial(_residuals_of_block, control_variate, arguments), batch, present)
-
-
-def _residuals_of_block(
-    control_variate: LinearTaylor, arguments: Pytree, batch: Batch, present: jax.Array
-) -> jax.Array:
-    proxy, centre = arguments
-    # A probability of one: `scale` is then the frequency weight alone.
-    cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(())}, proxy)
-    rows = cached.rows
-    assert isinstance(rows, jax.Array)
-    h = jnp.sum(rows**2, axis=1) + (rows @ centre) ** 2
-    return cached.scale * _residual_size(control_variate.order, h, cached.taylor.T)
 
 
 def _residual_size(order: int, h: jax.Array, taylor: jax.Array) -> jax.Array:
@@ -246,21 +224,34 @@ def _by_numpy(
     return map_by_numpy(lambda block: np.asarray(of_rows(cv, about, block)), batch, present)
 
 
+class RowSeries(NamedTuple):
+    """Rows' columns, predictors, outcomes, and the coefficients of their expansions."""
+
+    x: ModelMatrix
+    eta: jax.Array
+    y: jax.Array
+    taylor: jax.Array
+
+    @classmethod
+    def of(cls, control_variate: LinearTaylor, point: Array, batch: Batch) -> RowSeries:
+        """Expand about `point`, whose library of arrays is used."""
+        model, x = control_variate.model, control_variate.matrix(batch)
+        eta = x @ as_either(point) + batch.get("offset", 0.0)
+        y = namespace(point).asarray(model.outcome(batch), np.float64)
+        return cls(x, eta, y, coefficients(model, eta, y))
+
+
 def _residuals_from_predictors(
     control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch
 ) -> jax.Array:
-    model = control_variate.model
-    xp = namespace(posterior.point)
-    x = control_variate.matrix(batch)
-    eta = x @ as_either(posterior.point) + batch.get("offset", 0.0)
+    x, _, _, taylor = RowSeries.of(control_variate, posterior.point, batch)
     away = x @ as_either(posterior.away)
     h = _leverage(x, posterior) + away**2
-    taylor = coefficients(model, eta, xp.asarray(model.outcome(batch), np.float64))
     if posterior.levels is None:
         size = _residual_size(control_variate.order, h, taylor)
     else:
         size = _size_beside_level(x, h, away, taylor, posterior)
-    return xp.asarray(batch.get("weight", 1.0) * size)
+    return as_either(batch.get("weight", 1.0) * size)
 
 
 def _size_beside_level(
@@ -324,20 +315,16 @@ def _residuals_at_draws(
     control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch
 ) -> jax.Array:
     """Return the root mean square of each row's residual over the draws."""
-    model, order = control_variate.model, control_variate.order
-    xp = namespace(draws.point)
-    x = control_variate.matrix(batch)
-    eta = x @ as_either(draws.point) + batch.get("offset", 0.0)
-    y = xp.asarray(model.outcome(batch), np.float64)
-    e = (x @ as_either(draws.away.T)).T  # (draws, rows)
-    about = About(eta, y, coefficients(model, eta, y))
-    residual = remainder(model, order, e, about)
+    model, order, xp = control_variate.model, control_variate.order, namespace(draws.point)
+    x, *series = RowSeries.of(control_variate, draws.point, batch)
+    about = About(*series)
+    residual = remainder(model, order, (x @ as_either(draws.away.T)).T, about)
     if draws.levels is not None:
         assert draws.by_level is not None
         curve, along = rows_along_levels(x, draws.levels)
         by_level = along * as_either(draws.by_level)[:, curve]
         residual = residual - remainder(model, order, by_level, about)
-    return xp.asarray(batch.get("weight", 1.0) * xp.sqrt(xp.mean(residual**2, axis=0)))
+    return as_either(batch.get("weight", 1.0) * xp.sqrt(xp.mean(residual**2, axis=0)))
 
 
 @jit(static=(0, 1, 2), options=SCATTERS)
@@ -355,23 +342,20 @@ def _residuals_of_levels(
     numbers in the place of its level.
     """
     proxy, draws = arguments
-    factor, model = proxy.arrow, control_variate.target.model
+    factor, size = proxy.arrow, control_variate.target.size
     assert factor is not None
-    assert isinstance(model, LinearPredictorModel)
-    x = control_variate.matrix(batch)
-    size = control_variate.target.size
-    eta = x @ proxy.point[:size] + batch.get("offset", 0.0)
+    x, _, _, taylor = RowSeries.of(control_variate, proxy.point[:size], batch)
     if by_draws:
         h = jnp.mean((x @ draws[:, :size].T) ** 2, axis=-1)
     else:
-        border = layout.border_matrix(dict(batch)).in_double().with_ones(model.intercept)
+        border = layout.border_matrix(dict(batch)).in_double()
+        border = border.with_ones(control_variate.model.intercept)
         level, own = jnp.asarray(batch[layout.field]), layout.own_columns(dict(batch))
         across = border @ jnp.asarray(factor.corner)[: border.columns]
         across -= jnp.einsum("ic,icb->ib", own, jnp.asarray(factor.cross)[level])
         inside = jnp.einsum("ic,ick->ik", own, jnp.asarray(factor.blocks)[level])
         h = jnp.sum(across**2, axis=-1) + jnp.sum(inside**2, axis=-1)
         h += (x @ draws[:, :size].mean(axis=0)) ** 2
-    taylor = coefficients(model, eta, jnp.asarray(model.outcome(batch), jnp.float64))
     return jnp.asarray(batch.get("weight", 1.0) * _residual_size(control_variate.order, h, taylor))
 
 

@@ -23,7 +23,7 @@ otherwise Broyden's method iterates from there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -35,16 +35,13 @@ from modicum.errors import ConvergenceError
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import NUTSMove
-from modicum.methods.method import Task
+from modicum.methods.method import Parameters, Plan, Task, run_on_some_rows
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
-from modicum.passes import Anchor, Sums
+from modicum.passes import Anchor
 from modicum.passes.curvature import expanded_prior, prior_slope
 from modicum.passes.sums import Streamed, hold, log_likelihood
 from modicum.random import Stream, chain_keys, generator, words_at_start
-from modicum.rows import Rows
-from modicum.run.chains import Chains
-from modicum.run.runner import capacity_for, run
 from modicum.runtime import Pytree, in_double_precision, to_device
 
 
@@ -264,40 +261,23 @@ def anchor_at_mean(task: Task) -> AtMean:
     NoMeanError
         If chains on the subset do not agree, or no mean of all rows was reached.
     """
-    mean = task.cache.get("mean")
-    if not isinstance(mean, _MeanOfRows) or mean.rows is not task.rows:  # a subset's mean differs
-        mean = _MeanOfRows(task.rows, _attempt(task))
-        task.cache["mean"] = mean
-    if isinstance(mean.result, NoMeanError):
-        raise mean.result
-    return mean.result
-
-
-class _MeanOfRows(NamedTuple):
-    """The anchor at the mean of the posterior given these rows, or why there is none."""
-
-    rows: Rows
-    result: AtMean | NoMeanError
-
-
-def _attempt(task: Task) -> AtMean | NoMeanError:
-    try:
-        return task.remember("mean", lambda: _anchor_at_mean(task).to_arrays(), AtMean.from_arrays)
-    except NoMeanError as fault:
-        return fault
+    return task.once(_anchor_at_mean)
 
 
 @in_double_precision
 def _anchor_at_mean(task: Task) -> AtMean:
-    draws, small = _short_chains(task)
-    mean, factor, passes = _moved(task, small, draws)
-    C, A, B = task.sums.hessian(mean, "anchor")
-    if not all(np.all(np.isfinite(part)) for part in (C, A, B)):
-        raise NoMeanError(
-            "a derivative of the log-likelihood is not finite at the mean of short chains; write "
-            "it with smooth functions, or use method='nuts'."
-        )
-    return AtMean(Anchor(mean, C, A, B, factor), len(small.rows), passes)
+    def compute() -> dict[str, np.ndarray]:
+        draws, small = _short_chains(task)
+        mean, factor, passes = _moved(task, small, draws)
+        C, A, B = task.sums.hessian(mean, "anchor")
+        if not all(np.all(np.isfinite(part)) for part in (C, A, B)):
+            raise NoMeanError(
+                "a derivative of the log-likelihood is not finite at the mean of short chains; "
+                "write it with smooth functions, or use method='nuts'."
+            )
+        return AtMean(Anchor(mean, C, A, B, factor), len(small.rows), passes).to_arrays()
+
+    return task.remember("mean", compute, AtMean.from_arrays)
 
 
 def _subset_size(task: Task) -> int:
@@ -306,23 +286,17 @@ def _subset_size(task: Task) -> int:
 
 def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
     """Return draws (chain, draw, d) of NUTS on a weighted subset, and the subset's task."""
-    n, size, d = len(task.rows), _subset_size(task), task.target.size
-    row_ids = np.sort(generator(task.seed, Stream.MEAN_SUBSET).choice(n, size, replace=False))
-    rows = task.rows.subset(row_ids)
-    sums = Sums(task.target, rows, task.sums.engine, task.ledger)
-    small = replace(
-        task, rows=rows, sums=sums, tune=TUNE, draws=DRAWS, chains=CHAINS, checkpoint=None,
-        anchor=None, few_chains=None,
-    )  # fmt: skip
-    begin, times = disperse(small), n / size
+    size = _subset_size(task)
+    small = task.of_some_rows(Stream.MEAN_SUBSET, size, CHAINS, TUNE, DRAWS)
+    begin, times = disperse(small), len(task.rows) / size
     log_posterior, chunks = FullLogPosterior.of(small, None, times)
     keys = chain_keys(task.seed, CHAINS, STAGE)
-    chains = Chains(
+    plan = Plan(
         FullDataKernel(
             log_posterior,
             NUTSMove(DEPTH),
             first_step=begin.step_size / times**0.5,
-            dense=d <= DENSE,
+            dense=task.target.size <= DENSE,
         ),
         FullDataContext(
             point=to_device(task.start),
@@ -331,14 +305,10 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
             data=chunks,
             starts=dispersed_starts(begin, task.start, keys),
         ),
-        keys,
         schedule(TUNE, DRAWS, adapt_mass=True, whitened=False),
-        capacity_for(d, TUNE + DRAWS),
+        Parameters(task.start),
     )
-    history = run(chains, TUNE, DRAWS, progressbar=False)
-    for stats in (history.warmup, history.stats):
-        task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
-    draws = task.start + history.position
+    draws = task.start + run_on_some_rows(small, plan, keys).position
     worst = float(np.max(r_hat(draws)))
     if not worst < APART:  # NaN if no chain moved
         raise NoMeanError(

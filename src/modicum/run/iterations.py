@@ -236,25 +236,6 @@ def _read(rows: Batch, request: RowRequest) -> Batch:
     return fields | carried_fields(request)
 
 
-def _begin(
-    kernel: ChainKernel,
-    context: Pytree,
-    rows: Batch | None,
-    batch: Batch | None,
-    words: Array,
-) -> Progress:
-    rows_key, init_key = typed(words)
-    request = kernel.initial_row_request(rows_key, context)
-    if request is not None and batch is None:
-        assert rows is not None
-        batch = _read(rows, request)
-    prepared = None
-    if batch is not None:
-        prepared = kernel.prepare(jax.lax.optimization_barrier(batch), context)
-    state = kernel.init(init_key, prepared, context)
-    return Progress(_strongly_typed(state), jnp.zeros((), int))
-
-
 def _strongly_typed(results: Pytree) -> Pytree:
     """Give Python numbers a type, or what takes the results would be compiled a second time."""
 
@@ -263,82 +244,6 @@ def _strongly_typed(results: Pytree) -> Pytree:
         return jnp.asarray(leaf, jnp.result_type(leaf)) if is_weak else leaf
 
     return jax.tree.map(typed_leaf, results)
-
-
-def _ahead(
-    kernel: ChainKernel,
-    extent: CallLength,
-    context: Pytree,
-    rows: Batch | None,
-    batches: Batch | None,
-    words: jax.Array,
-) -> Ahead:
-    keys = typed(words)
-    rows_keys, step_keys = keys[:, 0], keys[:, 1]
-    chances = jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
-    read = jax.vmap(kernel.rows_read)(chances)
-    selection = None if read is None else select(read, kernel.most_rows(extent.length))
-    prepared = _prepared(kernel, context, rows, batches, rows_keys, selection)
-    return Ahead(*_strongly_typed((chances, selection, prepared)))
-
-
-def _advance(
-    kernel: ChainKernel,
-    extent: CallLength,
-    context: Pytree,
-    flags: Pytree,
-    span: Span,
-    ready: Ahead,
-    progress: Progress,
-) -> tuple[Progress, Packed]:
-    first, count = span
-    length, thin = extent
-
-    # called in two places, and traced once
-    @jax.jit
-    def step(i: jax.Array | int, state: Pytree) -> tuple[Pytree, Draw]:
-        chances, batch = ready.of(i)
-        return kernel.step(chances, state, entry(flags, i), batch, context)
-
-    def body(i: jax.Array, carry: Pytree) -> Pytree:
-        (state, touched), record = carry
-        state, draw = step(i, state)
-        if thin > 1 and "rows_touched" in draw:
-            touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
-            draw = draw | {"rows_touched": touched}
-        slot = (first + i) // thin - first // thin if thin > 1 else i
-        return Progress(state, touched), set_entry(record, slot, packed(draw))
-
-    slots = length if thin == 1 else length // thin + 2
-    shapes = jax.eval_shape(lambda state: packed(step(0, state)[1]), progress.state)
-    record = jax.tree.map(lambda s: jnp.zeros((slots, *s.shape), s.dtype), shapes)
-    return jax.lax.fori_loop(0, count, body, (progress, record))
-
-
-def _prepared(
-    kernel: ChainKernel,
-    context: Pytree,
-    rows: Batch | None,
-    batches: Batch | None,
-    rows_keys: jax.Array,
-    selection: Selection | None,
-) -> Pytree:
-    """Read (unless `batches` has them) and prepare the rows of all iterations at once."""
-    fresh = batches
-    if fresh is None:
-        requests = jax.vmap(lambda key: kernel.row_request(key, context))(rows_keys)
-        if requests is None:
-            return None
-        assert rows is not None
-        fresh = _read(rows, requests if selection is None else selection.of(requests))
-    elif selection is not None:
-        fresh = selection.of(fresh)
-    # The barrier keeps the compiler from fusing this with the reading of rows: draws must not
-    # depend, not even in the last bit, on where the rows are stored.
-    fresh = jax.lax.optimization_barrier(fresh)
-    if selection is not None:
-        return kernel.prepare(fresh, context)
-    return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
 
 # The chains of a group are stacked along a leading axis.
@@ -361,7 +266,20 @@ def begin(
     kernel: ChainKernel, context: Pytree, rows: Batch | None, batch: Batch | None, words: Array
 ) -> Progress:
     """Start the chains with these keys."""
-    return _of_chains(partial(_begin, kernel, context, rows), batch, words)
+
+    def of_chain(batch: Batch | None, words: Array) -> Progress:
+        rows_key, init_key = typed(words)
+        request = kernel.initial_row_request(rows_key, context)
+        if request is not None and batch is None:
+            assert rows is not None
+            batch = _read(rows, request)
+        prepared = None
+        if batch is not None:
+            prepared = kernel.prepare(jax.lax.optimization_barrier(batch), context)
+        state = kernel.init(init_key, prepared, context)
+        return Progress(_strongly_typed(state), jnp.zeros((), int))
+
+    return _of_chains(of_chain, batch, words)
 
 
 @jit(static=(0, 1))
@@ -373,8 +291,34 @@ def ahead(
     batches: Batch | None,
     words: Array,
 ) -> Ahead:
-    """Prepare the iterations with these keys, whose words are (chains, iterations, 2 keys, 2)."""
-    return _of_chains(partial(_ahead, kernel, extent, context, rows), batches, words)
+    """Prepare the iterations with these keys, whose words are (chains, iterations, 2 keys, 2).
+
+    Their rows are read, unless `batches` has them, and prepared all at once.
+    """
+
+    def of_chain(fresh: Batch | None, words: jax.Array) -> Ahead:
+        keys = typed(words)
+        chances = jax.vmap(lambda key: kernel.chances(key, context))(keys[:, 1])
+        read = jax.vmap(kernel.rows_read)(chances)
+        selection = None if read is None else select(read, kernel.most_rows(extent.length))
+        if fresh is None:
+            requests = jax.vmap(lambda key: kernel.row_request(key, context))(keys[:, 0])
+            if requests is None:
+                return Ahead(*_strongly_typed((chances, selection, None)))
+            assert rows is not None
+            fresh = _read(rows, requests if selection is None else selection.of(requests))
+        elif selection is not None:
+            fresh = selection.of(fresh)
+        # The barrier keeps the compiler from fusing this with the reading of rows: draws must not
+        # depend, not even in the last bit, on where the rows are stored.
+        fresh = jax.lax.optimization_barrier(fresh)
+        if selection is not None:
+            prepared = kernel.prepare(fresh, context)
+        else:
+            prepared = jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
+        return Ahead(*_strongly_typed((chances, selection, prepared)))
+
+    return _of_chains(of_chain, batches, words)
 
 
 @jit(static=(0, 1), on_gpu=GPU_GRAPHS)
@@ -388,7 +332,31 @@ def advance(
     progress: Progress,
 ) -> tuple[Progress, Packed]:
     """Take the steps of iterations that are ready; return the states and the records."""
-    return _of_chains(partial(_advance, kernel, extent, context, flags, span), ready, progress)
+    first, count = span
+    length, thin = extent
+
+    def of_chain(ready: Ahead, progress: Progress) -> tuple[Progress, Packed]:
+        # called in two places, and traced once
+        @jax.jit
+        def step(i: jax.Array | int, state: Pytree) -> tuple[Pytree, Draw]:
+            chances, batch = ready.of(i)
+            return kernel.step(chances, state, entry(flags, i), batch, context)
+
+        def body(i: jax.Array, carry: Pytree) -> Pytree:
+            (state, touched), record = carry
+            state, draw = step(i, state)
+            if thin > 1 and "rows_touched" in draw:
+                touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
+                draw = draw | {"rows_touched": touched}
+            slot = (first + i) // thin - first // thin if thin > 1 else i
+            return Progress(state, touched), set_entry(record, slot, packed(draw))
+
+        slots = length if thin == 1 else length // thin + 2
+        shapes = jax.eval_shape(lambda state: packed(step(0, state)[1]), progress.state)
+        record = jax.tree.map(lambda s: jnp.zeros((slots, *s.shape), s.dtype), shapes)
+        return jax.lax.fori_loop(0, count, body, (progress, record))
+
+    return _of_chains(of_chain, ready, progress)
 
 
 @jit(static=2)
@@ -417,30 +385,20 @@ def advance_settled(
 
     `rows` may be the table of all rows that `settled` made.
     """
-    keys = typed(words)
-    fresh = _fresh(settled, context, rows, batches, keys[..., 0])
-    state, draws = settled.advance(keys[..., 1], progress.state, fresh, jnp.asarray(count), context)
-    return progress._replace(state=state), jax.vmap(jax.vmap(packed))(draws)
-
-
-def _fresh(
-    settled: Settled,
-    context: Pytree,
-    rows: Batch | jax.Array | None,
-    batches: Batch | None,
-    rows_keys: jax.Array,
-) -> jax.Array:
-    """Read the rows that all iterations of all chains request, in the form `settled` takes."""
-    kernel = settled.plain
-    if batches is None:
-        requests = jax.vmap(jax.vmap(lambda key: kernel.row_request(key, context)))(rows_keys)
+    keys, kernel = typed(words), settled.plain
+    prepare = jax.vmap(jax.vmap(lambda batch: kernel.prepare(batch, context)))
+    if batches is not None:
+        fresh = settled.of_prepared(prepare(batches))
+    else:
+        requests = jax.vmap(jax.vmap(lambda key: kernel.row_request(key, context)))(keys[..., 0])
         assert requests is not None
         assert rows is not None
         if isinstance(rows, jax.Array):
-            return settled.of_table(rows, requests)
-        batches = _read(rows, requests)
-    prepared = jax.vmap(jax.vmap(lambda batch: kernel.prepare(batch, context)))(batches)
-    return settled.of_prepared(prepared)
+            fresh = settled.of_table(rows, requests)
+        else:
+            fresh = settled.of_prepared(prepare(_read(rows, requests)))
+    state, draws = settled.advance(keys[..., 1], progress.state, fresh, jnp.asarray(count), context)
+    return progress._replace(state=state), jax.vmap(jax.vmap(packed))(draws)
 
 
 @jit(static=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil, pi
 from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -27,22 +28,13 @@ from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
 from modicum.kernels.protocols import ControlVariate, Move
 from modicum.methods.ecs.fusing import Fused, fused_kernel, fusing_obstacle
 from modicum.methods.ecs.run_checks import Case
-from modicum.methods.ecs.subsample import Tuned, cheapest_certainty, with_reason
-from modicum.methods.method import (
-    Chosen,
-    Method,
-    Outcome,
-    OwnMove,
-    Plan,
-    Task,
-    Tuning,
-    account,
-)
+from modicum.methods.ecs.subsample import Tuned
+from modicum.methods.method import Chosen, Method, Outcome, OwnMove, Plan, Task, Tuning, account
 from modicum.methods.pilot.anchored_proxy import StudySettings, check_task
 from modicum.methods.pilot.coreset import Coreset
 from modicum.methods.pilot.study import Study, Weights, study_rows, weigh
 from modicum.methods.skewed_axes import explain_curves
-from modicum.methods.weights import rows_for_chains, tables_for_chains
+from modicum.methods.weights import cheapest_number, rows_for_chains, tables_for_chains
 from modicum.methods.whole_groups import GroupDesign, group_tables, uneven_groups
 from modicum.methods.without_mode import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.model import Batch
@@ -55,6 +47,9 @@ from modicum.runtime import Pytree, in_double_precision, to_device
 
 LEAPFROG_LENGTH = 1.2  # length of a trajectory, as in the HMC-ECS paper (section 6.3)
 MOST_CERTAIN = 20_000  # most certainty rows; they are never more than a quarter of the table
+# Cost relative to that of half as many, above which doubling stops: near its minimum the cost
+# hardly depends on the number, and every row must be held and read.
+STOP_RATIO = 0.95
 QUARTER_TURN = pi / 2  # length after which a standard normal is independent of its start
 C = TypeVar("C", bound=Tuned)
 
@@ -264,29 +259,39 @@ class EnergyConserving(Method, Generic[C]):
             why = f"rows are drawn by design={self.design!r}, not by their expected residuals"
         elif self.number in self.by_hand:
             why = f"{self.number} is set by hand"
-        if setting == "auto" and why is not None:
-            return with_reason(self.choose(study, 0, self.by_hand), why)
-        if setting != "auto" and setting >= n:
-            raise SettingError(
-                f"certainty={setting} leaves none of {n:,} rows to draw; use fewer, or "
-                "method='nuts' on all rows."
-            )
-        return cheapest_certainty(
-            lambda count: self.choose(study, count, self.by_hand),
-            *(setting, self.steps(study), min(MOST_CERTAIN, n // 4)),
+        chosen = cache(lambda count: self.choose(study, count, self.by_hand))
+        if setting != "auto":
+            if setting >= n:
+                raise SettingError(
+                    f"certainty={setting} leaves none of {n:,} rows to draw; use fewer, or "
+                    "method='nuts' on all rows."
+                )
+            return _with_reason(chosen(setting), "set by hand")
+        if why is not None:
+            return _with_reason(chosen(0), why)
+        steps, most = self.steps(study) + 1, min(MOST_CERTAIN, n // 4)
+        count, ratio = cheapest_number(lambda k: chosen(k).cost, most, steps, STOP_RATIO)
+        if not count:
+            why = "certainty rows would not save a tenth of the evaluations"
+            return _with_reason(chosen(0), why)
+        share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
+        why = (
+            f"an effective draw takes {share} of the evaluations that it takes without certainty "
+            "rows, and more rows would save little"
         )
+        return _with_reason(chosen(count), why)
 
     @in_double_precision
     def compose(self, examined: Examined[C]) -> Plan:
         """Return the plan of a run."""
         study, choice, tuning, notes, _, placement = examined
         task, placed = study.task, placement.result()
-        design: Chosen = {"value": self.design, "why": DESIGNS[self.design].description}
+        design = Chosen(value=self.design, why=DESIGNS[self.design].description)
         kernel, context = self.kernel(study, choice), self.context(study, choice, placed)
         kernel, integrator = self.with_integrator(kernel, context)
         settled, path = fused_kernel(self.fused, kernel, context)
         if jax.default_backend() == "gpu":
-            fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
+            fused = Chosen(value="plain" if settled is None else "fused", why=path)
             tuning = tuning | {"path": fused} | integrator
         return Plan(
             kernel=kernel,
@@ -313,8 +318,7 @@ class EnergyConserving(Method, Generic[C]):
         kernel, study = plan.kernel, plan.memo
         assert isinstance(kernel, EnergyConservingKernel)
         assert isinstance(study, Study)
-        case = Case(self.studied, task.target, len(task.rows), study.draws_along_curves)
-        doubts = self.look_back(case, kernel, history)
+        doubts = self.look_back(Case.of(study), kernel, history)
         return Outcome(weights=history.stats.get("sign"), warnings=doubts)
 
     # The kernel ----------------------------------------------------------------------------
@@ -387,13 +391,17 @@ class EnergyConserving(Method, Generic[C]):
             split = obstacle is None
             why = "a chain can run as one GPU program" if obstacle is None else obstacle
             kernel = replace(kernel, move=self.hmc(split))
-        chosen: Chosen = {"value": "split" if split else "leapfrog", "why": why}
-        return kernel, {"integrator": chosen}
+        return kernel, {"integrator": Chosen(value="split" if split else "leapfrog", why=why)}
+
+
+def _with_reason(choice: C, why: str) -> C:
+    """Add the reason for the number of certainty rows."""
+    return replace(choice, why=choice.why | {"certainty": why})
 
 
 def _sized_control_variate(study: Study) -> ControlVariate[Pytree]:
     """Return the control variate, for groups with the typical number of rows of a draw."""
-    form, few = study.about.control_variate, study.rows.few
+    form, few = study.about.control_variate, study.residuals.few
     if not isinstance(form, GroupTaylor) or few is None:
         return form
     return replace(form, typical=8 * ceil(float(np.mean(few["group_rows"])) / 8))
@@ -419,7 +427,7 @@ def floats_per_iteration(study: Study, choice: Tuned) -> int:
 
 def cached_coreset(study: Study, coreset: Coreset) -> Pytree:
     """Prepare the coreset's rows for evaluation, with their weights."""
-    rows = study.rows.sampled.batch
+    rows = study.rows.batch
     batch = {name: np.asarray(values)[coreset.row_ids] for name, values in rows.items()}
     batch["probability"] = 1 / coreset.weights
     return cached_rows(study.about.control_variate, batch, study.about.proxy)

@@ -194,8 +194,7 @@ class HMCECS(EnergyConserving[Choice]):
         """Check the number of rows; by short chains where these will go, and might run off to."""
         task, certain, m = study.task, choice.certainty, choice.subsample
         pilot = study.pilot_with(certain)
-        case = Case(study.about.settings, task.target, len(task.rows))
-        advice = self._advice(study)
+        case, advice = Case.of(study), self._advice(study)
         notes = look_ahead(case, pilot, choice, self.bias, self.subsample is None, advice)
         notes += check_short_chains(case, study.stuck)
         chains = None
@@ -209,7 +208,7 @@ class HMCECS(EnergyConserving[Choice]):
         if self.exact:
             work = f"exact='delayed' on all {len(task.rows):,} rows"
         remedy = f"use fewer draws, or {'leave `exact` out' if self.exact else ALL_ROWS}"
-        notes += slow_run(task, study.about.anchor.point, evaluations, work, remedy)
+        notes += slow_run(task, evaluations, work, remedy)
         return notes, study.distance(chains)
 
     def _advice(self, study: Study) -> str | None:
@@ -229,7 +228,7 @@ class HMCECS(EnergyConserving[Choice]):
             return plan
         log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         assert isinstance(plan.kernel, EnergyConservingKernel)
-        exact: Chosen = {"value": 0.0, "why": "every proposal is evaluated on all rows"}
+        exact = Chosen(value=0.0, why="every proposal is evaluated on all rows")
         return replace(
             plan,
             settled=None,
@@ -356,17 +355,12 @@ class SignedHMCECS(EnergyConserving[ProductChoice]):
         No pilot chains are needed: a posterior that lies where the pilot study did not look shows
         in negative signs, or in full factors, and `look_back_signed` counts both.
         """
-        task = study.task
-        case = Case(study.about.settings, task.target, len(task.rows))
-        pilot = study.pilot_with(choice.certainty)
+        case, pilot = Case.of(study), study.pilot_with(choice.certainty)
         notes = look_ahead_signed(case, pilot, choice, self.products is None)
         notes += check_short_chains(case, study.stuck)
         rows = choice.products * choice.batch + choice.always
-        notes += slow_run(
-            *(task, study.about.anchor.point, rows * (self.steps(study) + 1)),
-            work=f"{rows:,} rows per step",
-            remedy=f"use fewer draws, or {ALL_ROWS}",
-        )
+        evaluations, remedy = rows * (self.steps(study) + 1), f"use fewer draws, or {ALL_ROWS}"
+        notes += slow_run(study.task, evaluations, f"{rows:,} rows per step", remedy)
         return notes, study.distance(None)
 
     def look_back(

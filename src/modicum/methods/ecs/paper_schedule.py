@@ -21,10 +21,10 @@ from modicum.methods.ecs.composition import (
 )
 from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import HMC
-from modicum.methods.method import Task, Tuning
+from modicum.methods.method import Task, Tuning, run_on_some_rows
 from modicum.methods.pilot.study import Study, study_rows, weigh
-from modicum.passes import Anchor, Sums, anchor_at
-from modicum.random import Stream, chain_keys, generator
+from modicum.passes import Anchor, anchor_at
+from modicum.random import Stream, chain_keys
 from modicum.run.chains import Chains
 from modicum.run.iterations import place_rows
 from modicum.run.runner import History, capacity_for, run
@@ -113,16 +113,7 @@ def _subset_mean(task: Task) -> np.ndarray:
     """Return the posterior mean given a random 1 % of the rows, by HMC on all of these."""
     n = len(task.rows)
     size = min(n, max(SMALLEST_SUBSET, 20 * task.target.size, int(SUBSET_SHARE * n)))
-    row_ids = np.sort(generator(task.seed, Stream.PAPER_SUBSET).choice(n, size, replace=False))
-    rows = task.rows.subset(row_ids)
-    sums = Sums(task.target, rows, task.sums.engine, task.ledger)
-    small = replace(task, rows=rows, sums=sums, tune=200, draws=200, checkpoint=None)
+    small = task.of_some_rows(Stream.PAPER_SUBSET, size, chains=2, tune=200, draws=200)
     plan = HMC().plan(small)
-    keys = chain_keys(task.seed, 2, 0)
-    capacity = capacity_for(task.target.size, 400)
-    assert plan.kernel is not None
-    chains = Chains(plan.kernel, plan.context, keys, plan.flags, capacity)
-    history = run(chains, small.tune, small.draws, progressbar=False)
-    for stats in (history.warmup, history.stats):
-        task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
+    history = run_on_some_rows(small, plan, chain_keys(task.seed, small.chains, 0))
     return plan.anchor.point + plan.anchor.factor @ history.position.mean(axis=(0, 1))

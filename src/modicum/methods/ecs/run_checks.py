@@ -18,8 +18,9 @@ from modicum.methods.ecs.signed_products import DEVIATIONS, FEWEST, NEARLY_ALL, 
 from modicum.methods.ecs.subsample import NOISY, Choice, seldom_exceeded
 from modicum.methods.method import Tuning
 from modicum.methods.pilot.anchored_proxy import StudySettings
-from modicum.methods.pilot.pilot_draws import ANCHOR_FAR, FAR, PilotChains
 from modicum.methods.pilot.pilot_residuals import Pilot, Tails
+from modicum.methods.pilot.short_chains import ANCHOR_FAR, FAR, PilotChains
+from modicum.methods.pilot.study import Study
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.run.runner import History
 
@@ -67,15 +68,16 @@ class Case:
     n: int
     along_curves: np.ndarray | None = None  # whitened pilot draws, if they follow curves
 
+    @classmethod
+    def of(cls, study: Study) -> Case:
+        """Return the case that was studied."""
+        along_curves = None if study.curves is None else study.residuals.draws
+        return cls(study.about.settings, study.task.target, len(study.task.rows), along_curves)
+
     @property
     def at_point(self) -> bool:
         """Whether control variates are expanded about a point that the user gave."""
-        return self.settings.anchor not in ("mode", "mean")
-
-    @property
-    def anchor_name(self) -> str:
-        """The anchor in a word."""
-        return "anchor" if self.at_point else self.settings.anchor
+        return self.settings.anchor == "anchor"
 
     @property
     def units(self) -> str:
@@ -105,9 +107,7 @@ class Case:
     @property
     def remedy_if_far(self) -> str:
         """The remedy if chains are far from the anchor."""
-        if self.at_point:
-            return 'anchor at the mode (anchor="mode")'
-        return ALL_ROWS
+        return 'anchor at the mode (anchor="mode")' if self.at_point else ALL_ROWS
 
 
 # The perturbed method ----------------------------------------------------------------------
@@ -172,7 +172,7 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> Iterator[Modi
         yield ModicumWarning(
             "mode-not-typical",
             f"short chains on {chains.rows:,} rows moved {distance:.1f} posterior sd away "
-            f"from the {case.anchor_name}, so that the pilot study there does not "
+            f"from the {case.settings.anchor}, so that the pilot study there does not "
             "describe the posterior",
             case.remedy_if_far,
             distance=distance,
@@ -405,7 +405,7 @@ def _far(case: Case, history: History) -> Iterator[ModicumWarning]:
     # Parameters of priors come last, and are not expanded about the anchor.
     likelihood_size = case.target.likelihood.size
     mean = history.position.mean(axis=(0, 1))[:likelihood_size]
-    where = f"{case.anchor_name}, about which control variates are expanded: they are crude"
+    where = f"{case.settings.anchor}, about which control variates are expanded: they are crude"
     if case.along_curves is not None:
         looked_at = case.along_curves[:, :likelihood_size]
         mean = (mean - looked_at.mean(axis=0)) / np.maximum(looked_at.std(axis=0), 1.0)

@@ -1,131 +1,28 @@
 """Choose the products of the block-Poisson estimator: lambda, m_b, a, G and K.
 
-Theory of the estimate comes first: its variance, its sign and its cost if factors are f ~ N(mu,
-s^2) with mu = (d - a) / lambda and s = sigma_m / lambda, where sigma_m is the standard deviation of
-one mini-batch's dhat.
-
-Then the choice, by the pilot's own mini-batches, with a lower bound that may follow a `Coreset`.
+They are chosen by the pilot's own mini-batches, with a lower bound that may follow a `Coreset`. A
+factor is f = 1 + (dhat - c) / lambda, with dhat from one mini-batch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
-from scipy.special import digamma, ndtr, polygamma
 
 from modicum.kernels.likelihood_estimates import (
     ROOM,
     ROOM_FOLLOWING,
     BlockPoisson,
     BlockPoissonTables,
-    poisson_chance,
 )
 from modicum.methods.ecs.subsample import NOISE, Tuned, cost_per_draw, refresh_acceptance
 from modicum.methods.method import Tuning
 from modicum.methods.pilot.coreset import Coreset
 from modicum.methods.pilot.pilot_residuals import Pilot, representatives
 from modicum.random import Stream, generator
-
-SHARP = 1e6  # (mean / sd)^2 / 2 of a factor above which the mixture has too many terms
-
-
-@dataclass(frozen=True)
-class NormalFactors:
-    """A Poisson(products) number of normal factors.
-
-    Parameters
-    ----------
-    difference
-        d = l - sum q, which every mini-batch estimates.
-    deviation
-        sigma_m: the standard deviation of such an estimate.
-    products
-        Lambda.
-    lower
-        The soft lower bound a.
-
-    Examples
-    --------
-    >>> factors = NormalFactors(difference=0.0, deviation=10.0, products=20, lower=-20.0)
-    >>> round(factors.positive, 4), round(factors.log_variance, 3)
-    (0.7013, 11.72)
-    """
-
-    difference: float
-    deviation: float
-    products: float
-    lower: float
-
-    @property
-    def mean(self) -> float:
-        """The mean mu of a factor."""
-        return (self.difference - self.lower) / self.products
-
-    @property
-    def sd(self) -> float:
-        """The standard deviation s of a factor."""
-        return self.deviation / self.products
-
-    def log_moments(self) -> tuple[float, float]:
-        """Return mean and variance of log |f|.
-
-        (f/s)^2 is noncentral chi-squared with one degree of freedom: a Poisson mixture of
-        chi-squared variables with 1 + 2J degrees, whose logarithms have digamma means and trigamma
-        variances.
-        """
-        if self.sd == 0:
-            return math.log(abs(self.mean)), 0.0
-        rate = self.mean**2 / (2 * self.sd**2)
-        if rate > SHARP:  # log |f| is normal about log |mu|, by the delta method
-            return math.log(abs(self.mean)) - 1 / (4 * rate), 1 / (2 * rate)
-        width = 12 * math.sqrt(rate) + 30
-        J = np.arange(max(0, math.floor(rate - width)), math.ceil(rate + width))
-        weight = poisson_chance(J, rate)
-        psi = digamma(0.5 + J)
-        first = weight @ psi
-        between = weight @ (psi - first) ** 2
-        mean = math.log(self.sd) + (math.log(2) + first) / 2
-        return float(mean), float((weight @ polygamma(1, 0.5 + J) + between) / 4)
-
-    @property
-    def log_variance(self) -> float:
-        """Var log |Lhat| = lambda E (log |f|)^2, as of any compound Poisson sum."""
-        mean, variance = self.log_moments()
-        return self.products * (variance + mean**2)
-
-    @property
-    def positive(self) -> float:
-        """tau = Pr(Lhat >= 0) when the subsample is drawn afresh: (1 + e^(-2 lambda p)) / 2."""
-        if self.sd == 0:
-            return 1.0 if self.mean >= 0 else float((1 + math.exp(-2 * self.products)) / 2)
-        negative = float(ndtr(-self.mean / self.sd))
-        return (1 + math.exp(-2 * self.products * negative)) / 2
-
-    @property
-    def chain_sign(self) -> float:
-        """Mean sign along the chain, E Lhat / E |Lhat| = exp(-2 lambda E f^-)."""
-        if self.sd == 0:
-            return math.exp(2 * self.products * min(self.mean, 0.0))
-        ratio = self.mean / self.sd
-        below = self.sd * math.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi) - self.mean * ndtr(
-            -ratio
-        )
-        return float(np.exp(-2 * self.products * max(below, 0.0)))
-
-    def cost(self, share: float) -> float:
-        """Return the computational time lambda IF / (2 tau - 1)^2 with a share refreshed.
-
-        IF = (2 - alpha) / alpha with the acceptance rate alpha of a pseudo-marginal step.
-        """
-        step = math.sqrt(2 * self.log_variance * share)
-        accept = max(2 * float(ndtr(-step / 2)), 1e-12)
-        sign = max(2 * self.positive - 1, 1e-12)
-        return self.products * (2 - accept) / accept / sign**2
-
 
 FEWEST = 20
 # Lambda, in standard deviations of a mini-batch, below which chains get stuck; for 99 of 100 draws,
@@ -256,7 +153,6 @@ class LowerBound:
         remainder = pilot.mean - following
         self.middle = float(pilot.share @ remainder) if centre is None else centre
         self.at_draws = np.asarray(self.middle + following)
-        self.miss = float(np.sqrt(pilot.share @ (pilot.mean - self.at_draws) ** 2))
 
     def products_far_out(self, batch: int, least: int) -> int:
         """Return the smallest lambda >= `least` with which chains have no mass far out."""
@@ -323,7 +219,6 @@ _REASON = {
     "floor": f"of at least {FEWEST}",
     "deviation": f"of {DEVIATIONS} standard deviations of a mini-batch's dhat, below which "
     "chains get stuck behind sign boundaries",
-    "cost": "that minimises computational time",
     "slope": "with gradient noise of a quarter of the posterior variance",
     "sign": f"with an expected mean sign of {SIGN} among the pilot's own mini-batches",
     "far": "with which chains have no mass far out, where the posterior has none",
@@ -398,22 +293,13 @@ def _needs(
     pilot: Pilot, batch: int, bound: LowerBound, mini_batches: MiniBatches
 ) -> dict[str, int]:
     """Return the smallest lambda that each criterion allows."""
-    deviation = np.sqrt(pilot.variance / batch)
-    typical = pilot.quantile(deviation, 0.9)
+    deviation = pilot.quantile(np.sqrt(pilot.variance / batch), NEARLY_ALL)
     needs = {
         "floor": FEWEST,
-        "deviation": ceil(DEVIATIONS * pilot.quantile(deviation, NEARLY_ALL)),
-        "cost": _cheapest(typical, bound.miss),
+        "deviation": ceil(DEVIATIONS * deviation),
         "slope": ceil(pilot.typical_slope / (NOISE * batch)),
     }
     products = max(needs.values())
     while products < MOST and mini_batches.sign(products, bound.at_draws)[1] < SIGN:
         products = ceil(1.05 * products)
     return needs | {"sign": products, "far": bound.products_far_out(batch, products)}
-
-
-def _cheapest(deviation: float, miss: float) -> int:
-    """Return the lambda of least computational time in theory, refreshing a tenth of products."""
-    grid = np.unique(np.ceil(max(deviation, 0.1) * np.geomspace(1, 20, 40)).astype(int))
-    costs = [NormalFactors(miss, deviation, at, -at).cost(0.1) for at in grid.astype(float)]
-    return int(grid[int(np.argmin(costs))])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from math import ceil, sqrt
-from typing import Literal, TypeVar
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -15,7 +12,6 @@ from scipy.special import ndtr, ndtri
 from modicum.methods.method import Chosen, Tuning
 from modicum.methods.pilot.coreset import Coreset
 from modicum.methods.pilot.pilot_residuals import Bias, Pilot
-from modicum.methods.weights import cheapest_number
 from modicum.runtime import Pytree
 
 SMALLEST = 30
@@ -30,11 +26,6 @@ SELDOM = 0.01  # share of the draws in which that may happen
 MARGIN = 2.5  # safety factor: sigma^2 varies along the chain, and there are few pilot draws
 MOST = 10**12  # rows
 NOISE = 0.25  # largest gradient noise, in posterior variances
-
-
-# Cost relative to that of half as many, above which doubling stops: near its minimum the cost
-# hardly depends on the number, and every row must be held and read.
-STOP_RATIO = 0.95
 
 
 @dataclass(frozen=True)
@@ -82,41 +73,6 @@ class Tuned(ABC):
         return {name: {"value": getattr(self, name), "why": self.why[name]} for name in names}
 
 
-T = TypeVar("T", bound=Tuned)
-
-
-def cheapest_certainty(
-    choose: Callable[[int], T], setting: int | Literal["auto"], steps: int, most: int
-) -> T:
-    """Choose the number of certainty rows together with everything that depends on it.
-
-    Parameters
-    ----------
-    choose
-        Maps a number of certainty rows to the choice of everything else.
-    setting
-        The number of certainty rows, if the user set it.
-    steps
-        Leapfrog steps expected per iteration.
-    most
-        The most certainty rows to consider.
-    """
-    if setting != "auto":
-        return with_reason(choose(setting), "set by hand")
-    chosen = cache(choose)
-    count, ratio = cheapest_number(lambda k: chosen(k).cost, most, steps + 1, STOP_RATIO)
-    if not count:
-        return with_reason(chosen(0), "certainty rows would not save a tenth of the evaluations")
-    share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
-    why = f"an effective draw takes {share} of the evaluations that it takes without certainty rows"
-    return with_reason(chosen(count), f"{why}, and more rows would save little")
-
-
-def with_reason(choice: T, why: str) -> T:
-    """Add the reason for the number of certainty rows."""
-    return replace(choice, why=choice.why | {"certainty": why})
-
-
 @dataclass(frozen=True)
 class Choice(Tuned):
     """m, G and K.
@@ -141,7 +97,7 @@ class Choice(Tuned):
     @property
     def tuning(self) -> Tuning:
         """All settings with their reasons."""
-        bound: Chosen = {"value": float(f"{self.bias_bound:.2g}"), "why": self.why["bias_bound"]}
+        bound = Chosen(value=float(f"{self.bias_bound:.2g}"), why=self.why["bias_bound"])
         return (
             self.explained("subsample", "blocks", "refreshes")
             | {"bias_bound": bound, "variance": self.why["variance"]}

@@ -33,16 +33,11 @@ from modicum.kernels.control_variates import (
     share_of_work,
 )
 from modicum.kernels.expansion import POWERS, bend, group_proxy, variance_unit
+from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import Bend, ControlVariate, Proxy
+from modicum.kernels.whitening import straighten
 from modicum.linalg.arrow import ArrowFactor
 from modicum.methods.method import Chosen, Task, Tuning
-from modicum.methods.pilot.pilot_draws import (
-    SHARED,
-    PilotDraws,
-    log_proxies,
-    pilot_draws,
-    straightened,
-)
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
@@ -53,76 +48,54 @@ from modicum.rows.grouped_rows import as_groups
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit
 
 WIDE = 0.1  # posterior sd of a logarithm below which coordinates do not matter
+TOGETHER = 32  # draws that are evaluated at once if a factor has many levels
 GAIN = 0.5  # largest variance, relative to the current one, of a coordinate worth changing to
 
 
-class Expansion(NamedTuple):
-    """The chosen coordinates.
-
-    Attributes
-    ----------
-    bend
-        The change of coordinates for the proxy; None: expand in the sampled coordinates.
-    tuning
-        An explanation of the choice.
-    evaluations
-        Row evaluations that the choice took.
-    """
-
-    bend: Bend | None
-    tuning: Tuning
-    evaluations: int
-
-
-def choose_coordinates(
-    target: Target,
+def with_coordinates(
+    task: Task,
     control_variate: ControlVariate[Pytree],
     anchor: Anchor,
     proxy: Proxy,
     draws: np.ndarray,
-    some_rows: Callable[[], Batch],
-) -> Expansion:
-    """Choose the coordinate of expansion of each parameter that is sampled on the log scale.
+) -> tuple[Proxy, Tuning]:
+    """Add to a proxy the coordinate of expansion of each parameter sampled on the log scale.
 
-    Parameters are handled one after another, by the sum over rows of the root mean square residual,
-    whose square is the variance of an estimate from one weighted row.
-
-    Parameters
-    ----------
-    target
-        The target, whose model names the parameters and the coordinates that the user fixed.
-    control_variate, anchor, proxy
-        The expansion on the log scale.
-    draws
-        Posterior draws in whitened coordinates, (draws, d).
-    some_rows
-        Function that reads sampled rows with their `probability`, if there is a choice.
+    Unless the user's model fixed it, parameters are handled one after another, by the sum over rows
+    of the root mean square residual at `draws`, whose square is the variance of an estimate from
+    one weighted row. Return the reason too.
     """
-    settings = target.model.expansions()
+    target, settings = task.target, task.target.model.expansions()
     if not settings or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
-        return Expansion(None, {}, 0)
+        return proxy, {}
     if proxy.arrow is not None:  # that many rows leave no posterior wide
-        return Expansion(None, {}, 0)
+        return proxy, {}
     entries = [(name, place) for name in settings for place in target.places[name]]
-    sd = anchor.sd
     power = np.array([POWERS[_coordinate(settings[name])] for name, _ in entries])
-    open_ = [
-        i for i, (name, place) in enumerate(entries) if settings[name] is None and sd[place] > WIDE
-    ]
-    where = np.array([place for _, place in entries])
-    variance, evaluations = (np.nan, np.nan), 0
-    if open_:
-        batch = some_rows()
-        power, variance = _descend(
-            control_variate, batch, anchor, proxy, draws, where, power, open_
-        )
-        rows = len(batch["probability"])
-        evaluations = rows * len(draws) * len(POWERS) * len(open_)
-    if not np.any(power):
-        return Expansion(None, {}, evaluations)
+    where, why = np.array([place for _, place in entries]), "set by hand"
+    wide = [k for k, (name, _) in enumerate(entries) if settings[name] is None]
+    wide = [k for k in wide if anchor.sd[where[k]] > WIDE]
+    if wide:
+        batch = _sampled_rows(task)
+        evaluations = len(batch["probability"]) * len(draws) * len(POWERS) * len(wide)
+        task.ledger.add("pilot", evaluations, "density")
+        power, ratio = _descend(control_variate, batch, anchor, proxy, draws, where, power, wide)
+        why = f"residuals have {ratio:,.3g} times less variance than in the logarithm"
     bent = np.flatnonzero(power)
-    tuning = _explain([entries[i][0] for i in bent], power[bent], variance)
-    return Expansion(bend(anchor, where[bent], power[bent]), tuning, evaluations)
+    if not len(bent):
+        return proxy, {}
+    called = {value: name for name, value in POWERS.items()}
+    chosen = {entries[k][0]: called[power[k]] for k in bent}
+    value = ", ".join(f"{name}: {coordinate}" for name, coordinate in chosen.items())
+    with_bend = proxy._replace(bend=bend(anchor, where[bent], power[bent]))
+    return with_bend, {"coordinates": Chosen(value=value, why=why)}
+
+
+def _sampled_rows(task: Task) -> Batch:
+    rows, seed = task.rows, task.seed if task.grouped else SHARED
+    rng = generator(seed, Stream.COORDINATE_ROWS)
+    row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
+    return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
 
 
 def _descend(
@@ -133,25 +106,22 @@ def _descend(
     draws: np.ndarray,
     where: np.ndarray,
     power: np.ndarray,
-    open_: list[int],
-) -> tuple[np.ndarray, tuple[float, float]]:
-    """Choose powers entry by entry; return them, and the variance before and after."""
-    first = last = np.nan
-    choices = np.array(list(POWERS.values()))
-    for i in open_:
+    wide: list[int],
+) -> tuple[np.ndarray, float]:
+    """Choose powers entry by entry; return them, and the variance before over that after."""
+    path, choices = [], np.array(list(POWERS.values()))
+    for k in wide:
         tried = np.tile(power, (len(choices), 1))
-        tried[:, i] = choices
+        tried[:, k] = choices
         form = bend(anchor, where, power)
         variances = np.asarray(_variances(control_variate, batch, proxy, form, tried, draws))
-        now = float(variances[choices == power[i]][0])
-        first = now if np.isnan(first) else first
+        now = float(variances[choices == power[k]][0])
+        path.append(now)
         variances = np.where(np.isfinite(variances), variances, np.inf)
         best = int(np.argmin(variances))
         if variances[best] <= GAIN * now or not np.isfinite(now):
-            power = tried[best]
-            now = float(variances[best])
-        last = now
-    return power, (first, last)
+            power, now = tried[best], float(variances[best])
+    return power, path[0] / now if now > 0 else np.inf
 
 
 @jit(static=0, options=FASTEST_COMPILE)
@@ -180,14 +150,125 @@ def _coordinate(name: str | None) -> str:
     return name
 
 
-def _explain(names: list[str], power: np.ndarray, variance: tuple[float, float]) -> Tuning:
-    called = {value: name for name, value in POWERS.items()}
-    value = ", ".join(f"{n}: {called[p]}" for n, p in dict(zip(names, power, strict=True)).items())
-    why = "set by hand"
-    if not np.isnan(variance[0]):
-        ratio = variance[0] / variance[1] if variance[1] > 0 else np.inf
-        why = f"residuals have {ratio:,.3g} times less variance than in the logarithm"
-    return {"coordinates": {"value": value, "why": why}}
+SHARED = 0  # seed of everything that all runs share
+DRAWS = 256
+OTHER_DRAWS = 128  # for models without a linear predictor, whose rows cost more
+CANDIDATES, RESAMPLED = 2_048, 32  # for integrated effects
+EXPLICIT_CANDIDATES = 4_096  # for explicit effects
+MOST_NUMBERS = 2**23  # most floats in all candidates, which limits their number with many effects
+DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # draws at which rows are weighted
+# Most draws lie on one side of a row's kink, so that with eight of them all may, and the row looks
+# harmless: for a quantile regression with 500 of 20,000 rows, the bound on the bias is 2 posterior
+# sds with eight draws, and 0.1 with 64.
+DESIGN_DRAWS_AT_KINKS = 64
+
+
+class PilotDraws(NamedTuple):
+    """Approximate posterior draws in whitened coordinates, (draws, d).
+
+    Attributes
+    ----------
+    weighing
+        Draws at which rows are weighted.
+    study
+        Draws at which residuals are studied.
+    proxy_ratios
+        Log ratio of proxy to normal approximation at `study`; None if these draws come from the
+        normal approximation itself.
+    """
+
+    weighing: np.ndarray
+    study: np.ndarray
+    proxy_ratios: np.ndarray | None = None
+
+
+def pilot_draws(
+    control_variate: ControlVariate[Pytree],
+    proxy: Proxy,
+    centre: np.ndarray,
+    seed: int,
+    has_kinks: bool,
+) -> PilotDraws:
+    """Draw from the normal approximation about `centre`, or from the posterior the proxy implies.
+
+    Parameters
+    ----------
+    seed
+        Seed of the run, on which only draws for groups depend.
+    has_kinks
+        Whether rows' log-likelihoods have a kink, which only a few draws in 100 may cross.
+    """
+    if isinstance(control_variate, GroupTaylor):
+        rng = generator(seed, Stream.PILOT_DRAWS)
+        draws = _resampled(control_variate, proxy, centre, rng, CANDIDATES, RESAMPLED, least=0)
+        assert draws is not None
+        return draws._replace(weighing=draws.study[:DESIGN_DRAWS_OF_GROUPS])
+    size, linear = len(centre), isinstance(control_variate, LinearTaylor)
+    number = DRAWS if linear else OTHER_DRAWS
+    weighing = centre[None]
+    if not linear or proxy.warp is not None:  # otherwise leverages give the spread
+        count = DESIGN_DRAWS_AT_KINKS if has_kinks else DESIGN_DRAWS
+        rng = generator(SHARED, Stream.PILOT_DRAWS)
+        weighing = weighing + rng.standard_normal((count, size))
+    rng = generator(SHARED, Stream.STUDY_DRAWS)
+    if proxy.warp is not None:
+        draws = _resampled(
+            control_variate, proxy, centre, rng, EXPLICIT_CANDIDATES, number, least=number
+        )
+        if draws is not None:
+            return draws._replace(weighing=weighing)
+    return PilotDraws(weighing, centre + rng.standard_normal((number, size)))
+
+
+def _resampled(
+    control_variate: ControlVariate[Pytree],
+    proxy: Proxy,
+    centre: np.ndarray,
+    rng: np.random.Generator,
+    candidates: int,
+    count: int,
+    least: int,
+) -> PilotDraws | None:
+    """Draw from the posterior that the proxy implies, by importance resampling.
+
+    None if the effective number of candidates is below `least`.
+    """
+    candidates = min(candidates, MOST_NUMBERS // len(centre))
+    draws = centre + rng.standard_normal((candidates, len(centre)))
+    away = 0.5 * np.sum((draws - centre) ** 2, axis=1)
+    ratios = np.asarray(log_proxies(control_variate, proxy, draws)) + away
+    weights = np.exp(ratios - np.max(ratios))
+    weights /= weights.sum()
+    if 1 / np.sum(weights**2) < least:
+        return None
+    chosen = rng.choice(candidates, count, p=weights)
+    return PilotDraws(draws[chosen], draws[chosen], ratios[chosen])
+
+
+@jit(static=0)
+def log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.Array:
+    """Return the log-posterior at `draws`, up to a constant, with the proxy for the likelihood.
+
+    No row is read.
+    """
+
+    def log_proxy(z: jax.Array) -> jax.Array:
+        s, growth = straighten(z, proxy)
+        return cv.log_proxy(s, proxy) + growth
+
+    return _at_draws(log_proxy, proxy, draws)
+
+
+@jit(options=FASTEST_COMPILE)
+def straightened(proxy: Proxy, draws: Array) -> jax.Array:
+    """Straighten `draws`, in whose coordinates effects are relative to their scales."""
+    return _at_draws(lambda z: straighten(z, proxy)[0], proxy, draws)
+
+
+def _at_draws(function: Callable[[jax.Array], jax.Array], proxy: Proxy, draws: Array) -> jax.Array:
+    if proxy.arrow is not None:  # all draws at once would need much memory
+        return jax.lax.map(function, jnp.asarray(draws), batch_size=TOGETHER)
+    return jax.vmap(function)(jnp.asarray(draws))
 
 
 FACTOR_ROWS = 256  # rows on which the error of whitening in float32 is measured
@@ -271,50 +352,31 @@ class AnchoredProxy:
 
     def log_ratio(self, z: np.ndarray) -> np.ndarray:
         """Return the log ratio of proxy to normal approximation at whitened points."""
-        away = (z - self.centre) ** 2 / 2
-        terms = self._quadratic_terms(z)
-        if terms is None:
-            return np.asarray(self.log_proxy(z) + np.sum(away, axis=1))
-        return np.asarray(np.sum(terms + away, axis=1) + self._curve_sum(z))
+        return self.log_proxy(z) + np.sum((z - self.centre) ** 2, axis=1) / 2
 
     def log_proxy(self, z: np.ndarray) -> np.ndarray:
         """Return the log of proxy times prior at whitened points, up to a constant."""
-        terms, pooled = self._quadratic_terms(z), self._pooled_prior(z)
-        if terms is not None:
-            return np.asarray(np.sum(terms, axis=1) + self._curve_sum(z))
-        if pooled is not None:
-            return np.asarray(np.sum(self._quadratic(z), axis=1) + self._curve_sum(z) + pooled)
-        return np.asarray(log_proxies(self.control_variate, self.proxy, z))
+        proxy, prior = self.proxy, self._rest_of_prior(z)
+        if prior is None:
+            return np.asarray(log_proxies(self.control_variate, proxy, z))
+        curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
+        quadratic = np.sum(z * (np.asarray(proxy.a) + curved / 2), axis=1)
+        if proxy.levels is not None:
+            levels = jax.tree.map(np.asarray, proxy.levels)
+            quadratic += np.asarray(curve_sum(as_either(z), levels))
+        return np.asarray(quadratic + prior)
 
-    def _pooled_prior(self, z: np.ndarray) -> np.ndarray | None:
-        """Return the log-prior of pooled effects; None if it is bent, or there are other terms."""
-        exact, proxy = self.task.target.exact_prior, self.proxy
-        if exact is None or proxy.warp is not None or proxy.bend is not None or self.arrow:
+    def _rest_of_prior(self, z: np.ndarray) -> np.ndarray | float | None:
+        """Return the log-prior that the quadratic lacks; None if that is not all it lacks."""
+        proxy, target = self.proxy, self.task.target
+        if proxy.warp is not None or proxy.bend is not None:
             return None
-        t = self.anchor.point + z @ self.anchor.dense_factor.T
-        return exact[0].log_densities(t, exact[1])
-
-    def _curve_sum(self, z: np.ndarray) -> np.ndarray | float:
-        """Return what the curves of rare levels add to the quadratic."""
-        if self.proxy.levels is None:
+        if proxy.prior is None and isinstance(target.model, LinearPredictorModel):
             return 0.0
-        levels = jax.tree.map(np.asarray, self.proxy.levels)
-        return np.asarray(curve_sum(as_either(z), levels))
-
-    def _quadratic_terms(self, z: np.ndarray) -> np.ndarray | None:
-        """Return what each coordinate adds to `log_proxy`; None if that is not quadratic."""
-        proxy = self.proxy
-        bent = proxy.warp is not None or proxy.bend is not None
-        # The proxy of a user's model excludes the prior.
-        own_prior = not isinstance(self.task.target.model, LinearPredictorModel)
-        if bent or proxy.prior is not None or own_prior:
+        if target.exact_prior is None or self.arrow:
             return None
-        return self._quadratic(z)
-
-    def _quadratic(self, z: np.ndarray) -> np.ndarray:
-        """Return what each coordinate adds to the quadratic."""
-        curved = -z if self.proxy.B is None else z @ np.asarray(self.proxy.B)
-        return np.asarray(z * (np.asarray(self.proxy.a) + curved / 2))
+        exact, numbers = target.exact_prior
+        return exact.log_densities(self.anchor.point + z @ self.anchor.dense_factor.T, numbers)
 
     @property
     def fresh(self) -> float:
@@ -350,21 +412,11 @@ def expand(settings: StudySettings, task: Task, anchor: Anchor) -> AnchoredProxy
     no_mode = isinstance(model, LinearPredictorModel) and not model.has_mode
     draws = pilot_draws(form, about, centre, task.seed, settings.anchor == "mean" or no_mode)
 
-    def sampled_rows() -> Batch:
-        rows, seed = task.rows, task.seed if task.grouped else SHARED
-        rng = generator(seed, Stream.COORDINATE_ROWS)
-        row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
-        return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
-
-    expansion = choose_coordinates(target, form, anchor, about, draws.weighing, sampled_rows)
-    if expansion.evaluations:
-        task.ledger.add("pilot", expansion.evaluations, "density")
-    if expansion.bend is not None:
-        about = about._replace(bend=expansion.bend)
+    about, coordinates = with_coordinates(task, form, anchor, about, draws.weighing)
     # Normal priors are folded into the proxy's quadratic, without its constant; the proxy of groups
     # evaluates the whole prior itself.
     folded = 0.0 if task.grouped else folded_prior(target, anchor.point)[0]
-    tuning = expansion.tuning | whitening
+    tuning = coordinates | whitening
     return AnchoredProxy(settings, task, anchor, form, about, centre, draws, folded, tuning)
 
 
@@ -399,5 +451,5 @@ def with_row_factor(
     some_rows = np.asarray(form.matrix(rows.take(at)).densely())
     factor, error = row_factor(np.asarray(proxy.factor)[: form.target.size], some_rows)
     why = f"in float32, whitened rows are off by {error:.1g} of their length"
-    chosen: Chosen = {"value": str(factor.blocks[0].dtype), "why": why}
+    chosen = Chosen(value=str(factor.blocks[0].dtype), why=why)
     return proxy._replace(row_factor=factor), {"whitening": chosen}

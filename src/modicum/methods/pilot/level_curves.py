@@ -17,8 +17,8 @@ import numpy as np
 from modicum.arrays import as_either
 from modicum.kernels.control_variates import LinearTaylor, curve_of_rows
 from modicum.kernels.protocols import LevelCurves, Proxy
-from modicum.kernels.remainder import About, coefficients, remainder_by_numpy
-from modicum.models import LinearPredictorModel
+from modicum.kernels.remainder import About, remainder_by_numpy
+from modicum.methods.weights import RowSeries
 from modicum.models.model import Batch
 from modicum.passes import Anchor, Sums
 from modicum.passes.engine import of_numpy
@@ -82,8 +82,7 @@ def _without_table(sums: Sums, control_variate: LinearTaylor, anchor: Anchor) ->
 
     The rows of a level move with their mean, weighted by their curvature: its line of the Hessian.
     """
-    model, size = control_variate.target.model, control_variate.target.size
-    assert isinstance(model, LinearPredictorModel)
+    model, size = control_variate.model, control_variate.target.size
     natural = model.series_radius() / pi  # unit of eta
     if size == model.intercept or not isfinite(natural):
         return None  # there is no column, or no remainder
@@ -175,15 +174,12 @@ def _remainders(
     nodes: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
     """Return remainders and two derivatives of rows at the nodes of their curves."""
-    model = control_variate.model
-    eta = control_variate.matrix(rows) @ as_either(point) + rows.get("offset", 0.0)
-    y = as_either(np.asarray(model.outcome(rows), np.float64))
-    count = nodes.shape[1]
-    repeated = [np.repeat(part, count, axis=0) for part in (eta, y)]
-    taylor = np.repeat(coefficients(model, eta, y), count, axis=1)
-    about = About(*map(as_either, (*repeated, taylor)))
+    _, eta, y, taylor = RowSeries.of(control_variate, point, rows)
+    repeat = partial(np.repeat, repeats=nodes.shape[1])
+    repeated = repeat(eta, axis=0), repeat(y, axis=0), repeat(taylor, axis=1)
     e = as_either((along[:, None] * nodes).ravel())
-    derivatives = remainder_by_numpy(model, control_variate.order, e, about)
+    about = About(*map(as_either, repeated))
+    derivatives = remainder_by_numpy(control_variate.model, control_variate.order, e, about)
     weight = np.reshape(np.asarray(rows.get("weight", 1.0), np.float64), (-1, 1))
     return tuple(
         weight * along[:, None] ** j * each.reshape(nodes.shape)

@@ -24,6 +24,7 @@ import numpy as np
 from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
+from modicum.methods.pilot.anchored_proxy import AnchoredProxy
 from modicum.models.model import Batch
 from modicum.random import typed
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_blas_thread
@@ -470,6 +471,25 @@ def evaluate(
     where = draws if whitened is None else whitened
     about = (control_variate, proxy, draws, batch, few)
     return Residuals(*about, values, probability, ratio, share, where)
+
+
+def residuals_of(
+    about: AnchoredProxy,
+    rows: Batch,
+    draws: np.ndarray,
+    log_proxy: np.ndarray | None = None,
+    few: Batch | None = None,
+    resampled: bool = False,
+) -> Residuals:
+    """Return the residuals of rows at whitened draws; see `evaluate`."""
+    about.task.ledger.add("pilot", len(rows["probability"]) * len(draws), "density")
+    where = (about.control_variate, rows, about.proxy, about.straight(draws))
+    return evaluate(*where, log_proxy, few, resampled, draws if about.arrow else None)
+
+
+def residuals_at(about: AnchoredProxy, points: np.ndarray, rows: Batch) -> Residuals:
+    """Return the residuals of rows at whitened points that are not draws."""
+    return residuals_of(about, rows, points, about.log_ratio(points), resampled=True)
 
 
 def _evaluate(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: Array) -> jax.Array:

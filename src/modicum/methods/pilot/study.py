@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from modicum.arrays import as_either
-from modicum.kernels.control_variates import LinearTaylor, cached_rows
+from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.designs import (
     DESIGNS,
     CertaintyRows,
@@ -30,9 +27,10 @@ from modicum.kernels.designs import (
     certainty_rows,
 )
 from modicum.kernels.protocols import LevelCurves, Proxy
-from modicum.kernels.whitening import Curves, along_curves
+from modicum.kernels.whitening import Curves
 from modicum.methods.method import Task
 from modicum.methods.pilot.anchored_proxy import (
+    SHARED,
     AnchoredProxy,
     StudySettings,
     expand,
@@ -40,25 +38,25 @@ from modicum.methods.pilot.anchored_proxy import (
 )
 from modicum.methods.pilot.coreset import DISTANCES, Coreset, fit_coreset
 from modicum.methods.pilot.level_curves import level_curves
-from modicum.methods.pilot.pilot_draws import (
-    ANCHOR_FAR,
+from modicum.methods.pilot.pilot_residuals import (
+    Pilot,
+    Residuals,
+    Tails,
+    residuals_at,
+    residuals_of,
+)
+from modicum.methods.pilot.short_chains import (
     FAR,
-    OF_LEVELS,
-    ONE_BY_ONE,
-    SHARED,
-    SIDE_BY_SIDE,
     PilotChains,
+    draws_of_short_chains,
     run_pilot_chains,
 )
-from modicum.methods.pilot.pilot_residuals import Pilot, Residuals, Tails, evaluate
-from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
 from modicum.methods.weights import (
     SampledRows,
     design_tables,
     ends_near_the_mode,
     expected_residuals,
 )
-from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.no_mode import first_bad_row
 from modicum.random import Stream, generator, key
@@ -70,16 +68,11 @@ PILOT_ROWS = 8_192
 OTHER_ROWS = 5_000  # for models without a linear predictor, whose rows cost more
 SPREAD_DRAWS = 64  # draws of the posterior by which rows are weighted if it is not normal
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # groups in place of rows, if effects are integrated out
-CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run on
-SCATTER = 0.1  # sd of their starts, since the posterior may lie on one side of the mode
+CHAIN_ROWS = 4_096  # pilot rows that pilot chains run on
 SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
 MOST_AXES = 64  # most axes along which residuals are evaluated far out
 TAIL_AXES, PRINCIPAL = 16, 8  # most axes along which tails are followed: of coordinates, of chains
 AXES_AT, AXES_ROWS = 4.0, 1_024  # distance and pilot rows by which these axes are chosen
-# Share of iterations that move, below which pilot chains have run into walls: it is 0 to 0.3 on
-# tables of levels with few events or none, and 0.75 or more for chains that move freely.
-STUCK = 0.5
-AT_ONCE = 256  # points at which the rows of pilot chains are evaluated at once
 # Sum of the expected residuals that control variates of rare levels leave, relative to that without
 # them, below which they pay: .08 on Covertype, .37 on the flights, .99 on the claims.
 PAYS = 0.7
@@ -215,22 +208,6 @@ def _may_have_levels(about: AnchoredProxy, form: LinearTaylor) -> bool:
 # Residuals --------------------------------------------------------------------------------
 
 
-class PilotRows(NamedTuple):
-    """Pilot rows, drawn by their weights; for groups, also the first few as a batch."""
-
-    sampled: SampledRows
-    few: Batch | None = None
-
-    @classmethod
-    def of(cls, weights: Weights, rng: np.random.Generator) -> PilotRows:
-        """Draw pilot rows."""
-        about, task = weights.about, weights.about.task
-        if not task.grouped:
-            return cls(weights.sample(rng, PILOT_ROWS if about.linear else OTHER_ROWS))
-        sampled = weights.sample(rng, PILOT_GROUPS)
-        return cls(sampled, sampled.first(SLOPE_GROUPS, task.rows))
-
-
 @dataclass(frozen=True, eq=False)
 class Study:
     """Residuals of a sample of rows at draws of the posterior.
@@ -248,7 +225,7 @@ class Study:
     """
 
     weights: Weights
-    rows: PilotRows
+    rows: SampledRows
     residuals: Residuals
     curves: Curves | None = None
     stuck: bool = False
@@ -264,11 +241,6 @@ class Study:
         """What to sample."""
         return self.weights.about.task
 
-    @property
-    def draws_along_curves(self) -> np.ndarray | None:
-        """The pilot draws, if they are draws of the posterior along curves."""
-        return None if self.curves is None else self.residuals.draws
-
     def pilot_with(self, certainty: int) -> Pilot:
         """Return moments of the residuals of all rows but the certainty rows."""
         if certainty not in self._pilots:
@@ -277,7 +249,7 @@ class Study:
 
     def probability(self, certainty: int) -> np.ndarray:
         """Return the probability of each pilot row under the design; zero for certainty rows."""
-        return self.weights.probability(self.rows.sampled.drawn, certainty)
+        return self.weights.probability(self.rows.drawn, certainty)
 
     def coreset_with(self, certainty: int) -> Coreset | None:
         """Return weighted rows that predict l - sum q of all rows but the certainty rows.
@@ -303,7 +275,7 @@ class Study:
     def _heights(self, middle: np.ndarray, away: np.ndarray) -> tuple[Residuals, np.ndarray]:
         """Return residuals at the posterior's mean and points away, and the log-posterior."""
         points = np.concatenate([middle[None], middle + away])
-        residuals = residuals_at(self.about, points, self.rows.sampled.batch)
+        residuals = residuals_at(self.about, points, self.rows.batch)
         away = np.sum((points - self.about.centre) ** 2, axis=1) / 2
         return residuals, residuals.log_ratio - away
 
@@ -312,7 +284,7 @@ class Study:
         axes = np.eye(len(middle))
         if len(axes) <= MOST_AXES:
             return axes
-        rows = self.rows.sampled.thinned(AXES_ROWS)
+        rows = self.rows.thinned(AXES_ROWS)
         points = middle + np.concatenate([-AXES_AT * axes, AXES_AT * axes])
         ends = residuals_at(self.about, points, rows)
         size = np.abs(ends.values).sum(axis=1).reshape(2, -1).max(axis=0)
@@ -326,10 +298,10 @@ class Study:
         """
         if self.about.linear or np.std(self.residuals.log_ratio) <= NORMAL:
             return None
-        rows = self.rows.sampled.thinned(CHAIN_ROWS)
+        rows = self.rows.thinned(CHAIN_ROWS)
         probability = self.probability(certainty)[: len(rows["probability"])]
         seed_key = key(self.task.seed, Stream.PILOT_CHAINS)
-        return _run_chains(self.about, rows, probability, self.about.proxy, seed_key)
+        return run_pilot_chains(self.about, rows, probability, self.about.proxy, seed_key)
 
     def distance(self, chains: PilotChains | None) -> float:
         """Distance of the posterior's mean from the anchor, in whitened coordinates.
@@ -378,16 +350,19 @@ def study_rows(weights: Weights) -> Study:
     about, task = weights.about, weights.about.task
     seed, stream = (task.seed, Stream.PILOT_ROWS) if task.grouped else (SHARED, Stream.STUDY_ROWS)
     rng = generator(seed, stream)
-    rows, draws = PilotRows.of(weights, rng), about.draws
+    number = PILOT_ROWS if about.linear else OTHER_ROWS
+    number = PILOT_GROUPS if task.grouped else number
+    rows, draws = weights.sample(rng, number), about.draws
+    few = rows.first(SLOPE_GROUPS, task.rows) if task.grouped else None
     log_proxy, resampled = draws.proxy_ratios, draws.proxy_ratios is not None
     if about.linear and resampled:
         log_proxy = None
     elif not resampled or about.proxy.bend is not None:
         log_proxy = about.log_ratio(draws.study)
-    residuals = _evaluate(about, rows, draws.study, log_proxy, resampled)
+    residuals = residuals_of(about, rows.batch, draws.study, log_proxy, few, resampled)
     curves, stuck = None, False
     if about.linear and np.std(residuals.log_ratio) > NORMAL and residuals.finite:
-        of_chains, curves, stuck = draws_of_short_chains(about, rows.sampled)
+        of_chains, curves, stuck = draws_of_short_chains(about, rows)
         # Chains that go elsewhere show that the expansion is far off, but not what the
         # posterior is like there: the pilot rows were weighted for where it was expected.
         # Chains along curves, which end where the posterior does, do reach it.
@@ -396,34 +371,13 @@ def study_rows(weights: Weights) -> Study:
         if curved or not far:
             if type(weights.design) is Weighted and (about.settings.by_spread or curved):
                 weights = _weighed_again(about, of_chains, by_draws=curved)
-                rows = PilotRows.of(weights, rng)
-            residuals = _evaluate(about, rows, of_chains)
+                rows = weights.sample(rng, number)
+            residuals = residuals_of(about, rows.batch, of_chains)
     if not residuals.finite:
         bad = np.flatnonzero(~np.isfinite(residuals.values).all(axis=1))
         t = about.anchor.point + about.anchor.factor @ residuals.whitened[bad[0]]
         raise ends_near_the_mode(task.sums, first_bad_row(task.sums, t))
     return Study(weights, rows, residuals, curves, stuck)
-
-
-def _evaluate(
-    about: AnchoredProxy,
-    rows: PilotRows,
-    draws: np.ndarray,
-    log_proxy: np.ndarray | None = None,
-    resampled: bool = False,
-) -> Residuals:
-    """Return the residuals of the pilot rows at whitened draws."""
-    about.task.ledger.add("pilot", rows.sampled.number * len(draws), "density")
-    where = (about.control_variate, rows.sampled.batch, about.proxy, about.straight(draws))
-    whitened = draws if about.arrow else None
-    return evaluate(*where, log_proxy, rows.few, resampled, whitened)
-
-
-def residuals_at(about: AnchoredProxy, points: np.ndarray, rows: Batch) -> Residuals:
-    """Return the residuals of pilot rows at whitened points."""
-    about.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
-    where = (about.control_variate, rows, about.proxy, about.straight(points))
-    return evaluate(*where, about.log_ratio(points), resampled=True)
 
 
 def _weighed_again(about: AnchoredProxy, draws: np.ndarray, by_draws: bool) -> Weights:
@@ -444,62 +398,3 @@ def _weighed_again(about: AnchoredProxy, draws: np.ndarray, by_draws: bool) -> W
     spread = about.proxy._replace(factor=factor)
     proxy = with_row_factor(about.settings, about.control_variate, spread, about.task.rows)[0]
     return _weights(about, np.zeros((1, len(about.centre))), proxy, [], "design-again")
-
-
-def draws_of_short_chains(
-    about: AnchoredProxy, rows: SampledRows
-) -> tuple[np.ndarray, Curves | None, bool]:
-    """Draw from the posterior given the pilot rows, which is far from normal.
-
-    With a linear predictor, a few thousand weighted rows have nearly the posterior of all rows,
-    tails and skewed directions included. If chains run into walls, as with levels of few events or
-    none, or go so far that a warning would follow, they move along curves instead. Return the
-    curves, if there are any, and whether chains are stuck.
-    """
-    some, settings = rows.thinned(CHAIN_ROWS_LINEAR), about.settings
-    where = (about, some, np.asarray(some["probability"]))
-    of_all = key(SHARED, Stream.PILOT_CHAINS)
-    chains = _run_chains(*where, about.proxy, of_all, SCATTER)
-    failed = chains.moved < STUCK or chains.distance(len(about.centre)) > ANCHOR_FAR
-    about_mode = settings.anchor == "mode" and not settings.scheduled
-    curves = None
-    if failed and about_mode and may_be_curved(about.task, about.anchor):
-        curves = _curves(about, some)
-        if curves is not None:
-            bent = about.proxy._replace(curves=to_device(curves))
-            chains = _run_chains(*where, bent, of_all, 1.0)
-    draws = chains.position.reshape(-1, chains.position.shape[2])
-    if curves is not None:
-        draws = np.asarray(along_curves(as_either(draws), curves)[0])
-    return draws, curves, chains.moved < STUCK
-
-
-def _run_chains(
-    about: AnchoredProxy,
-    rows: Batch,
-    probability: np.ndarray,
-    proxy: Proxy,
-    chain_key: jax.Array,
-    scatter: float = 1.0,
-) -> PilotChains:
-    extent = OF_LEVELS if about.arrow else SIDE_BY_SIDE if about.linear else ONE_BY_ONE
-    where = (about.control_variate, rows, probability, proxy, about.centre)
-    chains = run_pilot_chains(*where, chain_key, scatter, extent)
-    about.task.ledger.add("pilot", chains.evaluations, "gradient")
-    return chains
-
-
-def _curves(about: AnchoredProxy, rows: Batch) -> Curves | None:
-    """Return curves along the axes on which the posterior given the chains' rows is skewed."""
-    whitened = cached_rows(about.control_variate, rows, about.proxy).rows
-
-    def evaluate_block(z: np.ndarray) -> np.ndarray:
-        ratio = residuals_at(about, z, rows).log_ratio
-        return np.asarray(ratio - np.sum((z - about.centre) ** 2, axis=1) / 2)
-
-    def log_posterior(z: np.ndarray) -> np.ndarray:
-        return in_equal_blocks(evaluate_block, z, AT_ONCE)
-
-    start = np.zeros_like(about.centre)
-    whitened_rows = np.asarray(whitened)
-    return skewed_axes(log_posterior, start, about.anchor, whitened_rows, finer_at_walls=True)

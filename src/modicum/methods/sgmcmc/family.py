@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import ref
 
@@ -19,19 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import Bytes, Count, Point, Positive, Rule, Share, at_least, number, one_of
-from modicum.errors import (
-    ConvergenceError,
-    ModicumWarning,
-    SettingError,
-    suggestion,
-)
+from modicum.errors import ConvergenceError, ModicumWarning, SettingError, suggestion
 from modicum.kernels.designs import DESIGNS, CertaintyRows, Uniform
-from modicum.kernels.gradients import (
-    ESTIMATORS,
-    SVRG,
-    BaseGradientEstimator,
-    Taylor,
-)
+from modicum.kernels.gradients import ESTIMATORS, SVRG, BaseGradientEstimator, Taylor
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.kernels.stochastic_gradient import (
@@ -52,7 +42,7 @@ from modicum.methods.method import (
     Task,
     Tuning,
 )
-from modicum.methods.sgmcmc.design import TabledDesign, certainty_of, design_of
+from modicum.methods.sgmcmc.design import certainty_of, design_of
 from modicum.methods.sgmcmc.step_size import (
     gradient_noise,
     largest_step,
@@ -62,9 +52,9 @@ from modicum.methods.sgmcmc.step_size import (
 )
 from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.models import BaseModel, Target
-from modicum.models.model import DENSE_LIMIT, Batch
+from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor, LocalEngine, Sums
-from modicum.random import Stream, generator, key
+from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.run.iterations import place_rows
 from modicum.run.runner import History, PeriodicHook
@@ -156,9 +146,7 @@ def _away(
             f"the start has {point.size} entries, but the model has {task.start.size} "
             f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
         )
-    away, factor = point - where.point, where.factor
-    assert isinstance(factor, np.ndarray)  # effects of groups are refused
-    return np.linalg.solve(factor, away) if factor.ndim else away
+    return where.whiten(point)
 
 
 def _random_start(task: Task) -> RandomStart | None:
@@ -301,16 +289,38 @@ class StochasticGradientFamily(Method):
         )
         placed = place_rows(task.rows, self.memory_limit)
         rows = rows_for_chains(tabled.tables, placed)
-        rows_for_noise = rows if isinstance(rows, Rows) else task.rows
-        context = self._context(task, place, estimator, tabled, None, placed)
-        noise = cache(lambda: self._noise(task, rows_for_noise, kernel, context))
+
+        def context_with(certain: CertaintyRows | None) -> StochasticGradientContext:
+            tables, always = tabled.tables, None
+            if certain is not None:
+                tables = tabled.design.without(certain, tables)
+                ones = {"probability": np.ones(len(certain))}
+                always = task.rows.take(certain.row_ids) | ones
+            return StochasticGradientContext(
+                point=jnp.asarray(place.coordinates.point, self.precision),
+                factor=jnp.asarray(place.coordinates.factor, self.precision),
+                start=jnp.asarray(place.start, self.precision),
+                spread=jnp.asarray(place.spread, self.precision),
+                n=jnp.asarray(len(task.rows)),
+                design=tables_for_chains(tables, placed),
+                estimator=estimator.arrays(place.anchor, always),
+            )
+
+        def noise_in(context: StochasticGradientContext) -> float:
+            """Measure the largest variance of any coordinate of the gradient, at a few points."""
+            rng = generator(task.seed, Stream.STEP_SEARCH)
+            points = rng.standard_normal((PILOT_POINTS, task.target.size)).astype(self.precision)
+            where = (context, rows, points, 0 * points, Stream.NOISE_ROWS)
+            return float(gradient_noise(task, kernel, *where)[1].max())
+
+        context = context_with(None)
+        noise = cache(partial(noise_in, context))
         fresh_cost = estimator.fresh_cost if isinstance(estimator, Taylor) else None
         by_hand = self.step_size is not None
         certain, why = certainty_of(self.certainty, task, tabled, fresh_cost, by_hand, noise)
         if certain is not None:
-            context = self._context(task, place, estimator, tabled, certain, placed)
-            noise = cache(lambda: self._noise(task, rows_for_noise, kernel, context))
-        certainty: Chosen = {"value": 0 if certain is None else len(certain), "why": why}
+            context = context_with(certain)
+            noise = cache(partial(noise_in, context))
         step_size, tuning = self._step_size(place, kernel, noise)
         hook = self._hook(task, kernel, context)
         return Plan(
@@ -322,8 +332,8 @@ class StochasticGradientFamily(Method):
             floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
             tuning=tuning
             | {
-                "design": {"value": self.design, "why": tabled.design.description},
-                "certainty": certainty,
+                "design": Chosen(value=self.design, why=tabled.design.description),
+                "certainty": Chosen(value=0 if certain is None else len(certain), why=why),
             },
             notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
             hook=hook,
@@ -338,46 +348,6 @@ class StochasticGradientFamily(Method):
                 "as a frozen dataclass with a __call__ method."
             )
         return self.parts()
-
-    def _context(
-        self,
-        task: Task,
-        place: Placement,
-        estimator: BaseGradientEstimator,
-        tabled: TabledDesign,
-        certain: CertaintyRows | None,
-        placed: Batch | Rows,
-    ) -> StochasticGradientContext:
-        tables, always = tabled.tables, None
-        if certain is not None:
-            tables = tabled.design.without(certain, tables)
-            ones = {"probability": np.ones(len(certain))}
-            always = task.rows.take(certain.row_ids) | ones
-        return StochasticGradientContext(
-            point=jnp.asarray(place.coordinates.point, self.precision),
-            factor=jnp.asarray(place.coordinates.factor, self.precision),
-            start=jnp.asarray(place.start, self.precision),
-            spread=jnp.asarray(place.spread, self.precision),
-            n=jnp.asarray(len(task.rows)),
-            design=tables_for_chains(tables, placed),
-            estimator=estimator.arrays(place.anchor, always),
-        )
-
-    def _noise(
-        self,
-        task: Task,
-        rows: Rows,
-        kernel: StochasticGradientKernel,
-        context: StochasticGradientContext,
-    ) -> float:
-        """Measure the largest variance of any coordinate of the gradient, at a few points."""
-        rng = generator(task.seed, Stream.STEP_SEARCH)
-        points = rng.standard_normal((PILOT_POINTS, task.target.size)).astype(self.precision)
-        noise = gradient_noise(
-            kernel, context, rows, points, 0 * points, key(task.seed, Stream.NOISE_ROWS)
-        )
-        task.ledger.add("pilot", noise.evaluations, "gradient")
-        return float(noise.variance.max())
 
     def _step_size(
         self,

@@ -16,7 +16,7 @@ import numpy as np
 from modicum.arguments import Positive, check_settings
 from modicum.errors import ModicumWarning, SettingError, listed
 from modicum.kernels.designs import Drawn
-from modicum.kernels.gradients import SVRG, BaseGradientEstimator, Snapshot
+from modicum.kernels.gradients import SVRG, Snapshot
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.kernels.stochastic_gradient import Plain, StochasticGradientKernel
@@ -27,7 +27,6 @@ from modicum.rows import Rows
 from modicum.run.runner import History
 from modicum.runtime import jit
 
-Moments = tuple[jax.Array, jax.Array, jax.Array]  # count, mean, sum of squares about it
 BATCHES = 32  # per point, from which the gradient's variance is estimated
 
 
@@ -96,37 +95,32 @@ def largest_step(integrator: Integrator, noise: float, bias: float) -> float:
     )
 
 
-@dataclass(frozen=True)
-class GradientNoise:
-    """Mean and variance over batches of the gradient of U, one number per coordinate."""
-
-    mean: np.ndarray
-    variance: np.ndarray
-    evaluations: int  # row gradients that the estimate cost
-
-
 def gradient_noise(
+    task: Task,
     kernel: StochasticGradientKernel,
     context: StochasticGradientContext,
-    rows: Rows,
+    rows: Batch | Rows | None,
     points: np.ndarray,
     references: np.ndarray,
-    key: jax.Array,
-) -> GradientNoise:
-    """Estimate mean and variance of a batch's gradient, averaged over `points`.
+    stream: Stream,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Estimate mean and variance of a batch's gradient of U, averaged over `points`.
 
-    If the estimator uses a snapshot, it is taken at the reference of each point.
+    If the estimator uses a snapshot, it is taken at the reference of each point. Rows are read as
+    chains read them, or from the task if those are on the device.
     """
-    keys = jax.random.split(key, len(points))
-    totals = []
+    source = rows if isinstance(rows, Rows) else task.rows
+    keys = jax.random.split(key(task.seed, stream), len(points))
+    moments = []
     for draw_key, point, reference in zip(keys, points, references, strict=True):
         drawn = _draw(kernel, draw_key, context)
-        batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": drawn.probability}
+        batch = source.take(np.asarray(drawn.row_ids)) | {"probability": drawn.probability}
         at = jnp.asarray(point), jnp.asarray(reference)
-        totals.append(_moments(kernel, *at, batch, context))
-    mean, variance = (np.mean(np.asarray(part), axis=0) for part in zip(*totals, strict=True))
+        moments.append(_moments(kernel, *at, batch, context))
     cost = len(points) * BATCHES * kernel.batch * kernel.estimator.evaluations
-    return GradientNoise(mean, variance, cost)
+    task.ledger.add("pilot", cost, "gradient")
+    mean, variance = (np.mean(np.asarray(part), axis=0) for part in zip(*moments, strict=True))
+    return mean, variance
 
 
 @jit(static=0)
@@ -145,23 +139,18 @@ def _moments(
     batches: Batch,
     context: StochasticGradientContext,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return mean and unbiased variance over batches, one batch at a time (Welford)."""
+    """Return mean and unbiased variance over batches."""
     estimator = kernel.estimator
     memory = estimator.start(point, context)
     if isinstance(memory, Snapshot):
         memory = memory._replace(z=reference)
 
-    def add(carry: Moments, batch: Batch) -> tuple[Moments, None]:
-        count, mean, squares = carry
-        g = estimator.gradient(point, estimator.prepare(batch, context), memory, context)
-        g = g.astype(jnp.float64)
-        away = g - mean
-        mean = mean + away / (count + 1)
-        return (count + 1, mean, squares + away * (g - mean)), None
+    def gradient(batch: Batch) -> jax.Array:
+        prepared = estimator.prepare(batch, context)
+        return estimator.gradient(point, prepared, memory, context).astype(jnp.float64)
 
-    zero = jnp.zeros(point.shape, jnp.float64)
-    (_, mean, squares), _ = jax.lax.scan(add, (jnp.zeros(()), zero, zero), batches)
-    return mean, squares / (BATCHES - 1)
+    gradients = jax.lax.map(gradient, batches)
+    return gradients.mean(axis=0), gradients.var(axis=0, ddof=1)
 
 
 NOISE_LIMIT = 0.25  # gradient noise over injected noise, which makes variances a quarter too large
@@ -211,7 +200,7 @@ def look_back(task: Task, plan: Plan, history: History) -> Iterator[ModicumWarni
     }
     if ratio <= NOISE_LIMIT:
         return
-    kernel, estimator = _parts(plan)
+    kernel = _kernel(plan)
     effect = (
         f"so that variances come out about {1 + ratio:.3g} times too large"
         if isinstance(kernel.selector, Plain)
@@ -222,41 +211,29 @@ def look_back(task: Task, plan: Plan, history: History) -> Iterator[ModicumWarni
     ]
     if 2 * kernel.batch <= len(task.rows):
         remedies.append("a larger batch")
-    if not estimator.small_gradients and not kernel.integrator.needs_raw_gradients:
+    if not kernel.estimator.small_gradients and not kernel.integrator.needs_raw_gradients:
         remedies.append("control variates")
     yield ModicumWarning(
         "gradient-noise",
         f"the noise of the stochastic gradient is {ratio:.2g} times the noise of the dynamics, "
         f"{effect}: these are not draws of the posterior",
-        _either(remedies),
+        " or ".join(filter(None, [", ".join(remedies[:-1]), remedies[-1]])),
         ratio=ratio,
         step_size=h,
     )
 
 
-def _either(remedies: list[str]) -> str:
-    return " or ".join(filter(None, [", ".join(remedies[:-1]), remedies[-1]]))
-
-
-def _parts(plan: Plan) -> tuple[StochasticGradientKernel, BaseGradientEstimator]:
+def _kernel(plan: Plan) -> StochasticGradientKernel:
     assert isinstance(plan.kernel, StochasticGradientKernel)
-    assert isinstance(plan.kernel.estimator, BaseGradientEstimator)
-    return plan.kernel, plan.kernel.estimator
+    return plan.kernel
 
 
 def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> float:
-    kernel, estimator = _parts(plan)
+    kernel = _kernel(plan)
     points = position[:NOISE_CHAINS, -1]
     # A snapshot is half a period old on average; the last but one draw represents it.
-    back = min(position.shape[1], 2) if isinstance(estimator, SVRG) else 1
-    noise = gradient_noise(
-        kernel,
-        plan.context,
-        plan.rows if isinstance(plan.rows, Rows) else task.rows,
-        points,
-        position[:NOISE_CHAINS, -back],
-        key(task.seed, Stream.NOISE_ROWS_AFTER),
-    )
-    task.ledger.add("pilot", noise.evaluations, "gradient")
-    ratio = kernel.integrator.noise_ratio(h, noise.mean, noise.variance, plan.context)
-    return float(np.max(ratio))
+    back = min(position.shape[1], 2) if isinstance(kernel.estimator, SVRG) else 1
+    references = position[:NOISE_CHAINS, -back]
+    where = (plan.context, plan.rows, points, references, Stream.NOISE_ROWS_AFTER)
+    noise = gradient_noise(task, kernel, *where)
+    return float(np.max(kernel.integrator.noise_ratio(h, *noise, plan.context)))
