@@ -66,7 +66,7 @@ def test_names_that_plain_python_looks_up_are_there(name):
         ((HMC, "plan"), True),
         ((HMC(), "move"), False),
         ((jax, "default_backend"), True),
-        (("modicum.methods.ecs.fusing.jax.default_backend", None), True),
+        (("modicum.methods.ecs.composition.jax.default_backend", None), True),
         (("modicum.methods.cost.PATIENCE", 0.0), False),
         ((runner, "CHUNK_SECONDS"), False),
         ((pytest, "raises"), False),

@@ -36,11 +36,12 @@ from modicum.results import WITHOUT_TABLE, Finished, Origin, posterior_of
 from modicum.rows import Rows
 from modicum.rows.equal_rows import distinct_rows
 from modicum.rows.rows import doubtful_weights
-from modicum.run.chain_tasks import ChainHost, ChainTasks
 from modicum.run.chains import (
     FEW,
     ChainCount,
+    ChainHost,
     Chains,
+    ChainTasks,
     Layout,
     Parallel,
     auto_layout,

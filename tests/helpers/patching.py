@@ -28,7 +28,7 @@ PLAIN = (
     "modicum.methods.auto.Auto.decide",
     "modicum.methods.auto._weights",
     "modicum.methods.cost",
-    "modicum.methods.ecs.fusing._can_lower",
+    "modicum.methods.ecs.composition._can_lower",
     "modicum.methods.ecs.hmc_ecs.DelayedAcceptanceKernel",  # kernels are passed by value
     "modicum.methods.pilot.anchored_proxy.MANY",
     "modicum.methods.pilot.anchored_proxy.row_factor",

@@ -15,7 +15,7 @@ from helpers.targets import design, sums_of
 from modicum.kernels.energy_conserving import certain_rows
 from modicum.kernels.fused.kernel import FusedKernel
 from modicum.kernels.moves import HMCMove
-from modicum.methods.ecs.fusing import fused_kernel
+from modicum.methods.ecs.composition import fused_kernel
 from modicum.methods.method import Task
 from modicum.random import chain_keys, words_at_start, words_of_iterations
 from modicum.run import iterations as compiled
@@ -198,7 +198,7 @@ def test_the_front_door_takes_it(monkeypatch):
         "modicum.kernels.fused.kernel.FusedKernel", partial(FusedKernel, interpret=True)
     )
     # From JAX 0.11 on, a program can only be lowered with a GPU present.
-    monkeypatch.setattr("modicum.methods.ecs.fusing._can_lower", lambda form: True)
+    monkeypatch.setattr("modicum.methods.ecs.composition._can_lower", lambda form: True)
     length = {"draws": 24, "tune": 30, "chains": 4, "random_seed": 2, "progressbar": False}
     posts = {}
     for setting in (False, "auto"):
@@ -251,7 +251,7 @@ def test_it_is_lowered_for_a_gpu(kind, form, begun, request, x64, a_gpu):
 
 def test_a_gpu_takes_a_split_integrator(plan, monkeypatch, a_gpu):
     assert mo.HMCECS().with_integrator(plan.kernel, plan.context)[0].move == HMCMove(1.2)
-    monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
+    monkeypatch.setattr("modicum.methods.ecs.composition.jax.default_backend", lambda: "gpu")
     kernel, tuning = mo.HMCECS().with_integrator(plan.kernel, plan.context)
     assert kernel.move == HMCMove(np.pi / 2, split=True)
     assert tuning["integrator"]["value"] == "split"
@@ -286,7 +286,7 @@ def test_where_there_is_no_gpu_nothing_changes(plan):
     ],
 )
 def test_what_is_not_covered_is_said(plan, monkeypatch, a_gpu, change, reason):
-    monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
+    monkeypatch.setattr("modicum.methods.ecs.composition.jax.default_backend", lambda: "gpu")
     settled, _ = fused_kernel("auto", plan.kernel, plan.context)
     assert isinstance(settled, FusedKernel)
     settled, why = fused_kernel("auto", *change(plan.kernel, plan.context))

@@ -73,24 +73,18 @@ def test_the_results_carry_the_signs():
 
 
 @pytest.mark.slow
-def test_by_default_the_toy_is_right_and_quiet():
-    post = quick(toy.MODEL, toy.rows(), method="hmc-ecs-signed", draws=3000, tune=300)
+@pytest.mark.parametrize("settings", [{}, {"batch": 30}, {"inner": "nuts"}])
+def test_the_toy_is_right_and_quiet(settings):
+    method = mo.SignedHMCECS(**settings)
+    post = quick(toy.MODEL, toy.rows(), method=method, draws=3000, tune=300, chains=4)
     assert post.warnings == []
     for away, error in off(post, post.weights):
         assert np.all(np.abs(away) < TIMES * error)
-    assert post.tuning["batch"]["value"] == 5
-    products = post.tuning["products"]["value"]
+    batch, products = (post.tuning[name]["value"] for name in ("batch", "products"))
+    assert batch == settings.get("batch", 5)
+    assert (post.tuning["batch"]["why"] == "as in the paper") is (batch == 30)
     assert 20 <= products <= 60
     assert abs(post.stats["factors"].mean() / products - 1) < 0.05
-
-
-@pytest.mark.slow
-def test_the_mini_batches_of_the_paper_on_request():
-    post = quick(toy.MODEL, toy.rows(), method=mo.SignedHMCECS(batch=30), draws=3000, tune=300)
-    assert post.tuning["batch"] == {"value": 30, "why": "as in the paper"}
-    assert post.warnings == []
-    for away, error in off(post, post.weights):
-        assert np.all(np.abs(away) < TIMES * error)
 
 
 def test_rows_that_take_part_are_counted():
@@ -100,13 +94,6 @@ def test_rows_that_take_part_are_counted():
     assert np.all((evaluated >= 0) & (evaluated <= 25 * batch))
     # four refreshes propose a product each, on average, whether they are accepted or not
     assert evaluated.mean() == pytest.approx(4 * batch, rel=0.02)
-
-
-@pytest.mark.slow
-def test_nuts_inside():
-    post = toy.sample(mo.SignedHMCECS(inner="nuts"), draws=3000, chains=4, random_seed=1)
-    for away, error in off(post, post.weights):
-        assert np.all(np.abs(away) < TIMES * error)
 
 
 @pytest.mark.slow

@@ -8,11 +8,10 @@ import pytest
 
 import modicum as mo
 from helpers import tables
-from helpers.interrupted import planned
-from helpers.targets import TIMES, quick, sums_of
+from helpers.interrupted import planned, task_of
+from helpers.targets import TIMES, quick
 from modicum.diagnostics import mcse
 from modicum.errors import CrudeControlVariateError
-from modicum.methods.method import Task
 from modicum_lab.bench.stand_ins import census_shaped
 from modicum_lab.papers.references import reference
 
@@ -162,11 +161,10 @@ def test_weighted_rows_need_far_fewer_products():
 def chosen_rows(model, rows, seeds=10):
     """Return m and the number of certainty rows by seed; two seeds search for the mode anew."""
     plans = [planned(model, rows, mo.HMCECS(), seed)[0] for seed in (1, 2)]
-    sums, start = sums_of(model, rows)
-    names = tuple(f"t{i}" for i in range(len(start)))
+    task = task_of(model, rows)
     for seed in range(3, seeds + 1):
-        task = Task(sums.target, start, rows, sums, names, 100, 100, 2, seed)
-        plans.append(mo.HMCECS().plan(replace(task, anchor=plans[seed % 2].anchor)))
+        known = replace(task, seed=seed, anchor=plans[seed % 2].anchor, known={})
+        plans.append(mo.HMCECS().plan(known))
     values = [[plan.tuning[k]["value"] for k in ("subsample", "certainty")] for plan in plans]
     return np.array(values)
 

@@ -16,8 +16,8 @@ from helpers.targets import logistic_rows, quick, same_draws
 from modicum.passes import LocalEngine
 from modicum.passes.worker import RayHosts
 from modicum.rows import weight_classes
-from modicum.run import chain_tasks
-from modicum.run.chain_tasks import ChainHost
+from modicum.run import chains
+from modicum.run.chains import ChainHost
 
 MODEL = mo.models.Logistic()
 
@@ -52,7 +52,7 @@ class HostsHere:
 def elsewhere(monkeypatch):
     """Run chains on hosts in this process; return the hosts, the last first."""
     made = []
-    monkeypatch.setattr(chain_tasks, "fetched", tuple)
+    monkeypatch.setattr(chains, "fetched", tuple)
 
     def hosts(self, kind, most):
         made.insert(0, HostsHere(dies_before=(3, 5)))

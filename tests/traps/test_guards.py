@@ -18,7 +18,6 @@ from helpers.interrupted import planned, task_of
 from helpers.targets import TIMES, all_of, logistic_rows, mean_and_error, quick, sums_of
 from modicum.errors import ModicumWarning
 from modicum.methods.ecs.run_checks import BOUND_FALLS, UNFIT, Case, check_tails, withdraw_bound
-from modicum.methods.method import Task
 from modicum.methods.pilot.pilot_residuals import Tails
 from modicum.models import Target
 from modicum.passes.curvature import expanded_prior
@@ -95,11 +94,8 @@ def times_of_few_events(share, n=5_000):
 
 def by_default(model, rows):
     """Return the method and plan that the default chooses for these rows."""
-    sums, start = sums_of(model, rows)
-    names = tuple(f"t{i}" for i in range(len(start)))
-    task = Task(sums.target, start, rows, sums, names, 100, 100, 2, 1)
     with optimised_chains():
-        return mo.Auto(laplace=False).decide(task)
+        return mo.Auto(laplace=False).decide(task_of(model, rows))
 
 
 # What the pilot study shows ----------------------------------------------------------------
@@ -221,10 +217,9 @@ def test_groups_that_differ_are_subsampled():
 
 def test_the_mode_is_looked_for_once_when_the_default_changes():
     model, rows = logistic_rows_of_too_few()
-    sums, start = sums_of(model, rows)
-    task = Task(sums.target, start, rows, sums, ("a", "b", "c", "d"), 100, 100, 2, 1)
+    task = task_of(model, rows)
     assert mo.Auto(laplace=False).decide(task)[0].name == "nuts"
-    together = sums.ledger.by_purpose["mode"]
+    together = task.ledger.by_purpose["mode"]
     _, alone = planned(model, rows, mo.NUTS())
     assert together == alone.by_purpose["mode"]
 

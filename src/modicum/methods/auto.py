@@ -7,7 +7,6 @@ seed and rows give the same draws on any machine. Times are only reported.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -48,6 +47,14 @@ from modicum.runtime import in_double_precision
 FEW = 0.05
 # Gradients that cost as much as value and slope of a residual, without a linear predictor.
 RESIDUAL = 4
+
+
+class SubsamplingError(Exception):
+    """HMC-ECS would fail, or cost more than NUTS; says whether the mode misleads it."""
+
+    def __init__(self, reason: str, misled: bool = False) -> None:
+        super().__init__(reason)
+        self.misled = misled
 
 
 @dataclass(frozen=True)
@@ -97,27 +104,29 @@ class Auto(Method):
         exact = _normal_given_scales(task, all_rows) if self.laplace else None
         if exact is not None:
             return exact
-        weights, reason, misled = _weights(task, all_rows)
         verdict, longer = None, False
-        density = _density(weights) if weights is not None and self.laplace else None
-        if weights is not None and density is not None:
-            chosen, verdict, longer = _weighted_draws(weights, density, all_rows)
-            if chosen is not None:
-                return chosen
-        if weights is not None:
-            subsampled, reason, misled = _plan_subsampling(HMCECS(), weights, all_rows)
-            if subsampled is not None:
-                if verdict is not None:
-                    subsampled.tuning["normal draws"] = verdict
-                return HMCECS(), subsampled
+        try:
+            weights = _weights(task, all_rows)
+            density = _density(weights) if self.laplace else None
+            if density is not None:
+                chosen, verdict, longer = _weighted_draws(weights, density, all_rows)
+                if chosen is not None:
+                    return chosen
+            plan = _plan_subsampling(HMCECS(), weights, all_rows)
+            if verdict is not None:
+                plan.tuning["normal draws"] = verdict
+            return HMCECS(), plan
+        except SubsamplingError as unsuited:
+            reason, misled = str(unsuited), unsuited.misled
         if misled and may_have_mean(task):
             about_mean = HMCECS(anchor="mean")
-            with suppress(ConvergenceError, CrudeControlVariateError):
+            try:
                 elsewhere = weigh(about_mean.studied, task, about_mean.find_anchor(task))
-                subsampled, why, _ = _plan_subsampling(about_mean, elsewhere, all_rows)
-                if subsampled is not None:
-                    return about_mean, subsampled
-                reason += f", and about the mean {why}"
+                return about_mean, _plan_subsampling(about_mean, elsewhere, all_rows)
+            except SubsamplingError as unsuited:
+                reason += f", and about the mean {unsuited}"
+            except (ConvergenceError, CrudeControlVariateError):  # no mean, or no use
+                pass
         plan = nuts.plan(few)
         if verdict is not None:
             plan.tuning["normal draws"] = verdict
@@ -187,11 +196,13 @@ def _weighted_draws(
     return (method, _planned(method, proposals, all_rows, started)), None, False
 
 
-def _weights(task: Task, all_rows: Work) -> tuple[Weights | None, str, bool]:
-    """Return weights of rows at the mode, or None, the reason, and whether the mode is to blame.
+def _weights(task: Task, all_rows: Work) -> Weights:
+    """Return weights of rows at the mode.
 
     Raises
     ------
+    SubsamplingError
+        If there are none.
     NoModeError
         If no mode of a family was found, and NUTS on all rows would take too long without one.
     """
@@ -199,21 +210,19 @@ def _weights(task: Task, all_rows: Work) -> tuple[Weights | None, str, bool]:
     try:
         anchor = task.anchor_at_mode()
         if anchor.modes is not None and len(anchor.modes) > 1:
-            return (
-                None,
-                f"the posterior has {len(anchor.modes)} modes and HMC-ECS expands about one",
-                False,
+            raise SubsamplingError(
+                f"the posterior has {len(anchor.modes)} modes and HMC-ECS expands about one"
             )
         method.check_task(task)
-        return weigh(method.studied, task, anchor), "", False
+        return weigh(method.studied, task, anchor)
     except CrudeControlVariateError as crude:
-        return None, crude.sentence, False
-    except NoModeError:
+        raise SubsamplingError(crude.sentence) from crude
+    except NoModeError as none:
         own = task.target.model.users_functions  # for which nothing else may be right
         if not own and not affordable(task, all_rows.longer(WIDER)):
             raise
         reason = "the posterior has no mode that could be found, and HMC-ECS expands about one"
-        return None, reason, True
+        raise SubsamplingError(reason, misled=True) from none
 
 
 def _has_scales(task: Task) -> bool:
@@ -235,38 +244,34 @@ def _density(weights: Weights) -> Density | None:
     return normal_density(about) if plain else None
 
 
-def _plan_subsampling(
-    method: HMCECS, weights: Weights, all_rows: Work
-) -> tuple[Plan | None, str, bool]:
-    """Plan HMC-ECS; or None, why it would fail or cost more, and whether the mode is to blame."""
+def _plan_subsampling(method: HMCECS, weights: Weights, all_rows: Work) -> Plan:
+    """Plan HMC-ECS, or raise a `SubsamplingError`."""
     task = weights.about.task
     try:
         examined = method.examine(task, weights)
     except CrudeControlVariateError as crude:
-        return None, crude.sentence, False
+        raise SubsamplingError(crude.sentence) from crude
     reasons = [note for note in examined.notes if note.code in UNFIT | COSTLY]
     if reasons:
-        return None, reasons[0].sentence, reasons[0].code in MISLED
+        raise SubsamplingError(reasons[0].sentence, reasons[0].code in MISLED)
     doubt = _doubt(examined)
     if doubt is not None and affordable(task, all_rows):
-        return None, doubt, False
+        raise SubsamplingError(doubt)
     if _has_scales(task) and is_short(task, all_rows.longer(WIDER)):
         scales = "scales of groups are sampled, where control variates are crude"
-        return None, f"{scales}, and {len(task.rows):,} rows are few", False
+        raise SubsamplingError(f"{scales}, and {len(task.rows):,} rows are few")
     study, choice = examined.study, examined.choice
     rows, steps = choice.subsample + choice.certainty, method.steps(study) + 1
     cost = 1 if study.about.linear else RESIDUAL
     work = Work.of_chains(task, rows * steps * cost, steps)
     if work.gradients > all_rows.gradients:
-        return (
-            None,
+        raise SubsamplingError(
             f"HMC-ECS would evaluate {rows:,} of {len(task.rows):,} rows at every step of its "
-            "trajectories, which costs more",
-            False,
+            "trajectories, which costs more"
         )
     plan, seconds = method.compose(examined), seconds_for(task, work, all_rows)
     plan.tuning["method"] = _cost_line(f"HMC-ECS, m = {choice.subsample:,}", *seconds)
-    return plan, "", False
+    return plan
 
 
 def _doubt(examined: Examined[Choice]) -> str | None:

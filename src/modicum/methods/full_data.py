@@ -12,26 +12,14 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from modicum.arguments import BelowOne, Bytes, Count, Positive, Share
-from modicum.errors import (
-    ModicumWarning,
-    NoModeError,
-    listed,
-)
+from modicum.errors import ModicumWarning, NoModeError, listed
 from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
 from modicum.kernels.protocols import Move
 from modicum.linalg.arrow import in_two
 from modicum.methods.cost import slow_run
-from modicum.methods.method import (
-    Coordinates,
-    Method,
-    Outcome,
-    Parameters,
-    Plan,
-    Task,
-    Tuning,
-)
+from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
 from modicum.methods.skewed_axes import curves_on_all_rows, explain_curves
 from modicum.methods.without_mode import (
     AtMean,
@@ -142,7 +130,7 @@ class _FullData(Method):
             {"mode": f"not used, since {reason}: chains start from dispersed points"},
             self._no_mode_warnings(task),
             self._learned_metric(task),
-            first_step=begin.step_size,
+            first_step=float(begin.step_size),
             longer=WIDER,
             starts=dispersed_starts(begin, task.start, chain_keys(task.seed, task.chains)),
         )

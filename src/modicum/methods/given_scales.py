@@ -60,38 +60,29 @@ class Noise(NamedTuple):
         return np.asarray(likelihood + self.log_prior(log_scale))
 
 
-class Elimination(NamedTuple):
+@dataclass(frozen=True)
+class Elimination:
     """C (D + rho)^-1 C' for numbers rho, a polynomial of log rho between Chebyshev's points."""
 
     diagonal: np.ndarray  # D, (levels,)
     cross: np.ndarray  # C', (levels, border)
-    places: np.ndarray
-    tables: np.ndarray  # at each of the places, (places, border * border)
+    centre: float  # of the points
 
-    @classmethod
-    def about(cls, diagonal: np.ndarray, cross: np.ndarray, centre: float) -> Elimination:
-        """Tabulate about log rho = `centre`."""
-        angles = (np.arange(POINTS) + 0.5) * np.pi / POINTS
-        places = centre + REACHED * np.cos(angles)
-        tables = np.empty((POINTS, cross.shape[1] ** 2))
-        none = cls(diagonal, cross, places, tables)
-        jobs = (partial(none._exactly, place) for place in places)
-        for table, found in zip(tables, in_order(jobs, THREADS), strict=True):
-            table[:] = found.ravel()
-        return none
+    @cached_property
+    def _polynomial(self) -> Callable[[np.ndarray], np.ndarray]:
+        from scipy.interpolate import BarycentricInterpolator  # few runs need it
+
+        places = self.centre + REACHED * np.cos((np.arange(POINTS) + 0.5) * np.pi / POINTS)
+        jobs = (partial(self._exactly, place) for place in places)
+        tables = np.stack([found.ravel() for found in in_order(jobs, THREADS)])
+        interpolated: Callable[[np.ndarray], np.ndarray] = BarycentricInterpolator(places, tables)
+        return interpolated
 
     def __call__(self, log_rho: np.ndarray) -> np.ndarray:
         """Interpolate at each of some log rho, (number, border, border)."""
         width = self.cross.shape[1]
-        angles = (np.arange(POINTS) + 0.5) * np.pi / POINTS
-        weight = np.sin(angles) * (-1.0) ** np.arange(POINTS)  # barycentric
-        away = log_rho[:, None] - self.places
-        hit = np.abs(away) < 1e-12
-        shares = np.where(hit.any(axis=1, keepdims=True), hit, weight / np.where(hit, 1.0, away))
-        shares /= shares.sum(axis=1, keepdims=True)
-        found = (shares @ self.tables).reshape(-1, width, width)
-        centre = (self.places[0] + self.places[-1]) / 2
-        for k in np.flatnonzero(np.abs(log_rho - centre) > REACHED):
+        found = self._polynomial(log_rho).reshape(-1, width, width)
+        for k in np.flatnonzero(np.abs(log_rho - self.centre) > REACHED):
             found[k] = self._exactly(log_rho[k])
         return found
 
@@ -269,7 +260,7 @@ class Pooled:
             return None
         share, (_, priors) = self._share(self.start[None]), self._prior(self.start[None])
         centre = float(np.log(priors[self._largest][0, 0, 0] / share[0]))
-        return Elimination.about(np.asarray(matrix.blocks)[:, 0, 0], self._cross, centre)
+        return Elimination(np.asarray(matrix.blocks)[:, 0, 0], self._cross, centre)
 
     # Densities and draws ------------------------------------------------------------------
 

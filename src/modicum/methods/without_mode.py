@@ -93,12 +93,7 @@ class Dispersed(NamedTuple):
 
     points: np.ndarray  # (chains, d)
     scale: np.ndarray  # (d,), or () if it is 1 for all
-    step_size: float
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Dispersed:
-        """Restore from the arrays of a checkpoint."""
-        return cls(arrays["points"], arrays["scale"], float(arrays["step_size"]))
+    step_size: np.ndarray  # ()
 
 
 def far_from_normal(task: Task, anchor: Anchor) -> bool:
@@ -128,7 +123,7 @@ def disperse(task: Task) -> Dispersed:
         step = np.median([_first_step(task, point, scale, kicks) for point in points])
         return {"points": points, "scale": scale, "step_size": np.asarray(step)}
 
-    return task.remember("dispersed", compute, Dispersed.from_arrays)
+    return task.remember("dispersed", compute, lambda arrays: Dispersed(**arrays))
 
 
 def dispersed_starts(begin: Dispersed, origin: np.ndarray, keys: np.ndarray) -> ModeStarts:
@@ -219,31 +214,16 @@ class NoMeanError(ConvergenceError):
     """Short chains on a subset, or the passes after them, found no mean."""
 
 
-@dataclass(frozen=True)
-class AtMean:
-    """An anchor at the mean, and how it was found."""
+class AtMean(NamedTuple):
+    """An anchor at the mean, and how it was found in words."""
 
     anchor: Anchor
-    rows: int  # of the subset
-    passes: int
-
-    @property
-    def text(self) -> str:
-        """How the anchor was found, in words."""
-        return (
-            f"the mean of {CHAINS} short chains on {self.rows:,} rows, moved by {self.passes} "
-            "passes over all rows"
-        )
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Convert to arrays, for a checkpoint."""
-        return self.anchor.to_arrays() | {"found": np.array([self.rows, self.passes])}
+    text: str
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> AtMean:
-        """Undo `to_arrays`."""
-        rows, passes = arrays["found"]
-        return cls(Anchor.from_arrays(arrays), int(rows), int(passes))
+        """Restore from the arrays of a checkpoint."""
+        return cls(Anchor.from_arrays(arrays), str(arrays["text"]))
 
 
 def may_have_mean(task: Task) -> bool:
@@ -275,7 +255,11 @@ def _anchor_at_mean(task: Task) -> AtMean:
                 "a derivative of the log-likelihood is not finite at the mean of short chains; "
                 "write it with smooth functions, or use method='nuts'."
             )
-        return AtMean(Anchor(mean, C, A, B, factor), len(small.rows), passes).to_arrays()
+        text = (
+            f"the mean of {CHAINS} short chains on {len(small.rows):,} rows, moved by {passes} "
+            "passes over all rows"
+        )
+        return Anchor(mean, C, A, B, factor).to_arrays() | {"text": np.array(text)}
 
     return task.remember("mean", compute, AtMean.from_arrays)
 
@@ -295,7 +279,7 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
         FullDataKernel(
             log_posterior,
             NUTSMove(DEPTH),
-            first_step=begin.step_size / times**0.5,
+            first_step=float(begin.step_size / times**0.5),
             dense=task.target.size <= DENSE,
         ),
         FullDataContext(

@@ -6,6 +6,12 @@ group, a superchain, all start at the same point (`modicum.diagnostics.nested_r_
 
 One thread runs a group of chains, which are stacked along an axis. A few chains on a CPU are groups
 of one. Many are as many groups as there are cores, and on an accelerator all chains are one group.
+
+Chains may run on other hosts, some on each, one chunk of iterations per call. A call sends the
+states at the start of a chunk and returns those at its end, so a host that replaces a dead one
+continues from the last chunk. A chunk is a function of its states and of the chains' keys: on
+processors of the same kind, draws equal those of chains in this process. While a chunk runs, its
+host fetches the rows of the next one, as chains in this process do.
 """
 
 from __future__ import annotations
@@ -14,7 +20,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import gcd
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -23,6 +30,8 @@ import numpy as np
 from modicum.errors import DataError
 from modicum.kernels.protocols import Settled
 from modicum.models.model import Batch
+from modicum.passes import Hosts
+from modicum.passes.worker import fetched
 from modicum.progress import logger
 from modicum.random import words_at_start, words_of_iterations
 from modicum.rows import Rows
@@ -252,12 +261,12 @@ class Chains(ChainStates):
         batches = self._fetcher.at_start() if self._fetcher else None
         with uncollected():
             # one iteration, in the shapes of any call
-            fetched = self._of_call(self._fetcher.of(0, 1)) if self._fetcher else None
-            self._compile(batches, fetched)
+            one = self._of_call(self._fetcher.of(0, 1)) if self._fetcher else None
+            self._compile(batches, one)
         groups = range(len(self._parts))
         self.state = [compiled.begin(*self._first_arguments(g, batches)) for g in groups]
 
-    def _compile(self, batches: Batches | None, fetched: Batches | None) -> None:
+    def _compile(self, batches: Batches | None, one: Batches | None) -> None:
         """Compile each function while the next is traced, and before threads race to do so."""
 
         def lower(function: Compiled[..., Pytree], *arguments: Pytree) -> Compilation:
@@ -266,7 +275,7 @@ class Chains(ChainStates):
 
         places = range(len(self._copies))
         to_prepare = [
-            lower(compiled.ahead, *self._ahead_arguments(g, NOWHERE, fetched)) for g in places
+            lower(compiled.ahead, *self._ahead_arguments(g, NOWHERE, one)) for g in places
         ]
         first = lower(compiled.begin, *self._first_arguments(0, batches))
         blank = [_shapes(lowered.out_info) for lowered, _ in (to_prepare[0], first)]
@@ -309,8 +318,8 @@ class Chains(ChainStates):
     def _compile_settled(self, state: Pytree) -> None:
         """Compile `settled`; fall back to the plain loop if the device cannot run it."""
         assert self.settled is not None
-        fetched = self._fetcher.of(0, 1) if self._fetcher else None
-        batches = self._of_call(fetched, 0, self.settled_length)
+        one = self._fetcher.of(0, 1) if self._fetcher else None
+        batches = self._of_call(one, 0, self.settled_length)
         try:
             self._tables = self._tabulate(self.settled)
             for g in range(len(self._copies)):
@@ -476,3 +485,122 @@ def _groups(chains: int) -> int:
     """Return how many equal groups to stack chains in: up to one per core or accelerator."""
     most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else len(devices())
     return max(g for g in range(1, min(most, chains) + 1) if chains % g == 0)
+
+
+# On other hosts ---------------------------------------------------------------------------
+
+OWN = ("keys", "start_keys", "rows")  # settings that differ between hosts, or are sent separately
+
+
+class ChainShare(NamedTuple):
+    """What a host builds its chains from: shared settings, and the keys of its chains."""
+
+    shared: list[object]  # references to the settings and the rows
+    keys: np.ndarray
+    start_keys: np.ndarray | None
+
+
+class ChainHost:
+    """An actor that runs some of the chains."""
+
+    def __init__(self) -> None:
+        self._chains: Chains | None = None
+        self._reached: tuple[int, int] | None = None  # what its states are, as `advance` has it
+
+    def process(self) -> int:
+        """Return the id of its process."""
+        return os.getpid()
+
+    def begin(self, share: ChainShare) -> compiled.Progress:
+        """Initialise the chains; return their states, stacked along a leading axis."""
+        chains = self._built(share)
+        chains.begin()
+        self._reached = (0, 0)
+        return chains.whole()
+
+    def advance(
+        self,
+        share: ChainShare,
+        state: compiled.Progress,
+        reached: tuple[int, int],
+        counts: tuple[int, int],
+    ) -> tuple[list[Record], compiled.Progress]:
+        """Run iterations from these states; return the records and the new states.
+
+        `reached` numbers the first iteration, and how often the driver has renewed the states;
+        `counts` are the numbers of iterations to run and to fetch rows for meanwhile.
+        """
+        chains, (first, renewals) = self._built(share), reached
+        if self._reached != reached:  # this host replaces a dead one, or states were renewed
+            chains.restore(jax.tree.leaves(state))
+        self._reached = None
+        records = chains.advance(first, *counts)
+        self._reached = (first + counts[0], renewals)
+        return records, chains.whole()
+
+    def _built(self, share: ChainShare) -> Chains:
+        if self._chains is None:
+            settings, rows = fetched(share.shared)
+            self._chains = Chains(
+                **settings, keys=share.keys, start_keys=share.start_keys, rows=rows
+            )
+        return self._chains
+
+
+@dataclass
+class ChainTasks(ChainStates):
+    """All chains of a run, on hosts, with the interface of `Chains`.
+
+    Parameters
+    ----------
+    chains
+        The chains, as they would run in this process.
+    hosts
+        Where they run. Chains that are stacked stay on one host, so some hosts may be idle.
+    """
+
+    chains: Chains
+    hosts: Hosts
+
+    def __post_init__(self) -> None:
+        chains = self.chains
+        assert chains.group is not None
+        number = gcd(len(self.hosts), len(chains.keys) // chains.group)
+        self.keys, self.thin, self.units = chains.keys, chains.thin, chains.units
+        self.capacity, self.settled = chains.capacity, chains.settled
+        self.obstacle = chains.obstacle
+        names = [f.name for f in fields(Chains) if f.init and f.name not in OWN]
+        settings = {name: getattr(chains, name) for name in names}
+        on_device = isinstance(chains.rows, dict)
+        rows = jax.tree.map(np.asarray, chains.rows) if on_device else chains.rows
+        shared = self.hosts.share(settings, rows)
+        size = len(self.keys) // number
+        self._parts = [slice(first, first + size) for first in range(0, len(self.keys), size)]
+        starts = chains.start_keys
+        self._shares = [
+            ChainShare(shared, self.keys[part], None if starts is None else starts[part])
+            for part in self._parts
+        ]
+        self.state: list[compiled.Progress] = []
+        self._renewals = 0
+
+    def begin(self) -> None:
+        """Initialise every chain."""
+        self.state = self.hosts.calls("begin", [(share,) for share in self._shares])
+
+    def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
+        """Run iterations `first` to `first + count` (see `Chains.advance`)."""
+        reached, counts = (first, self._renewals), (count, next_count)
+        pairs = zip(self._shares, self.state, strict=True)
+        results = self.hosts.calls("advance", [(*pair, reached, counts) for pair in pairs])
+        self.state = [state for _, state in results]
+        return side_by_side([records for records, _ in results])
+
+    def close(self) -> None:
+        """Release the hosts."""
+        self.chains.close()
+        self.hosts.close()
+
+    def _take(self, leaves: Sequence[Array]) -> None:
+        super()._take(leaves)
+        self._renewals += 1

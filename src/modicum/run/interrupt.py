@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -31,12 +32,12 @@ from modicum.files import DISK_FULL, full_disk
 AGAIN = 0.02  # seconds until a swallowed interrupt is raised again
 
 
+@dataclass
 class Stop:
     """Whether a run was asked to stop, and by which signal."""
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.chunks = False  # whether chains are running, which stop at the end of a chunk
+    signal: int | None = None
+    chunks: bool = False  # whether chains are running, which stop at the end of a chunk
 
     @property
     def requested(self) -> bool:

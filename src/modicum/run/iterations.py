@@ -31,14 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.protocols import (
-    Draw,
-    Kernel,
-    RowRequest,
-    RowsRead,
-    Settled,
-    carried_fields,
-)
+from modicum.kernels.protocols import Draw, Kernel, RowRequest, RowsRead, Settled, carried_fields
 from modicum.kernels.slices import entry, locate, set_entry, starts, take
 from modicum.models.model import Batch
 from modicum.progress import logger
@@ -386,7 +379,10 @@ def advance_settled(
     `rows` may be the table of all rows that `settled` made.
     """
     keys, kernel = typed(words), settled.plain
-    prepare = jax.vmap(jax.vmap(lambda batch: kernel.prepare(batch, context)))
+
+    def prepare(batches: Batch) -> Pytree:
+        return jax.vmap(jax.vmap(lambda batch: kernel.prepare(batch, context)))(batches)
+
     if batches is not None:
         fresh = settled.of_prepared(prepare(batches))
     else:

@@ -12,8 +12,7 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumWarning
 from modicum.progress import Phase, Progressbar, in_short, logger, phase
-from modicum.run.chain_tasks import ChainTasks
-from modicum.run.chains import Chains
+from modicum.run.chains import Chains, ChainTasks
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
 from modicum.run.iterations import LENGTH, Record, joined
@@ -23,18 +22,19 @@ WATCHED = 16  # coordinates whose ESS and R-hat are monitored
 EVERY = 1.5  # seconds between updates of ESS and R-hat
 
 
+@dataclass
 class Monitor:
     """Shows warm-up and sampling as phases with live diagnostics, unless `progressbar` is False."""
 
-    def __init__(
-        self, tune: int, draws: int, chains: int, progressbar: Progressbar, units: str = "rows"
-    ) -> None:
-        self.tune, self.draws, self.chains, self.units = tune, draws, chains, units
-        self.progressbar = progressbar
-        self._phase: Phase | None = None
-        self._watched: list[np.ndarray] = []
-        self._diagnosed = time.monotonic()
-        self._text = ""
+    tune: int
+    draws: int
+    chains: int
+    progressbar: Progressbar
+    units: str = "rows"
+    _phase: Phase | None = None
+    _watched: list[np.ndarray] = field(default_factory=list)
+    _diagnosed: float = field(default_factory=time.monotonic)
+    _text: str = ""
 
     def __enter__(self) -> Monitor:
         if self.progressbar:
@@ -62,19 +62,14 @@ class Monitor:
         if done > self.tune:
             if current.name != "sampling":
                 current = self._begin("sampling", self.draws)
-            self._watch(done, record["position"])
+            fresh = min(record["position"].shape[1], done - self.tune)
+            self._watched.append(record["position"][:, -fresh:, :WATCHED])
+            if time.monotonic() - self._diagnosed > EVERY or done == self.tune + self.draws:
+                self._diagnose()
         rate = record.get("acceptance_rate", np.empty(0))  # some methods have no acceptance step
         accept = f"accept {rate.mean():.2f} · " if rate.size else ""
         detail = f"{accept}{in_short(rows_touched)} {self.units} touched{self._text}"
         current.update(done - self.tune if done > self.tune else done, detail)
-
-    def _watch(self, done: int, position: np.ndarray) -> None:
-        fresh = min(position.shape[1], done - self.tune)
-        if not fresh:
-            return
-        self._watched.append(position[:, -fresh:, :WATCHED])
-        if time.monotonic() - self._diagnosed > EVERY or done == self.tune + self.draws:
-            self._diagnose()
 
     def _diagnose(self) -> None:
         from modicum.diagnostics import ess, r_hat
@@ -147,14 +142,6 @@ class PeriodicHook:
 
     every: int
     renew: Callable[[Pytree], Pytree]
-
-    def due(self, iteration: int) -> bool:
-        """Whether the hook runs before this iteration."""
-        return iteration % self.every == 0
-
-    def until_next(self, iteration: int) -> int:
-        """Number of iterations from this one on until the hook is due again."""
-        return self.every - iteration % self.every
 
 
 @dataclass
@@ -232,7 +219,12 @@ def run(
             with stop.at_chunk_ends(), monitor:
                 done = _run_chunks(chains, done, total, book, stop, monitor, checkpoint, hook)
             if stop.signal == signal.SIGTERM:
-                _say_where(done, total, checkpoint)
+                where = "nothing was saved, since the run had no checkpoint"
+                if checkpoint is not None:
+                    where = f"the same call continues from '{checkpoint.folder}'"
+                logger.warning(
+                    "stopped by SIGTERM after %d of %d iterations; %s.", done, total, where
+                )
                 stop.pass_on()
     finally:
         chains.close()
@@ -302,7 +294,7 @@ def _run_chunks(
     count = pace.next(done)
     while done < total and not stop.requested:
         started = time.monotonic()
-        if hook is not None and hook.due(done):
+        if hook is not None and done % hook.every == 0:
             chains.renew(hook.renew)
         after = pace.next(done + count)
         records = chains.advance(done, count, next_count=after)
@@ -318,14 +310,7 @@ def _run_chunks(
     return done
 
 
-def _say_where(done: int, total: int, checkpoint: Checkpoint | None) -> None:
-    """Log how the run can be resumed in another process."""
-    where = "nothing was saved, since the run had no checkpoint"
-    if checkpoint is not None:
-        where = f"the same call continues from '{checkpoint.folder}'"
-    logger.warning("stopped by SIGTERM after %d of %d iterations; %s.", done, total, where)
-
-
+@dataclass
 class _Pace:
     """Chooses the number of iterations per chunk, so that a chunk takes about CHUNK_SECONDS.
 
@@ -333,29 +318,22 @@ class _Pace:
     after warm-up of a `settled` run is as long as the capacity, since its iterations cost little.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        total: int,
-        hook: PeriodicHook | None = None,
-        tune: int = 0,
-        settled: bool = False,
-    ) -> None:
-        self.capacity, self.total, self.hook, self.tune = capacity, total, hook, tune
-        self.settled = settled
-        self.per_iteration: float | None = None
-        self.timed = 0
+    capacity: int
+    total: int
+    hook: PeriodicHook | None
+    tune: int
+    settled: bool
+    per_iteration: float | None = None
+    timed: int = 0
 
     def next(self, done: int) -> int:
         """Return the length of the chunk that begins after `done` iterations."""
         count = 4 if self.per_iteration is None else int(CHUNK_SECONDS / self.per_iteration)
         if self.settled and done == self.tune:
             count = self.capacity
-        return self._at_most(done, int(np.clip(count, 1, self.capacity)))
-
-    def _at_most(self, done: int, count: int) -> int:
+        count = int(np.clip(count, 1, self.capacity))
         if self.hook is not None:
-            count = min(count, self.hook.until_next(done))
+            count = min(count, self.hook.every - done % self.hook.every)
         if done < self.tune:
             count = min(count, self.tune - done)
         return max(0, min(count, self.total - done))

@@ -9,24 +9,29 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, pi
-from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import BelowOne, Bytes, Count, Point, Positive, Share, among, at_least
 from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.adaptation import schedule, typical_step_size
-from modicum.kernels.control_variates import cached_rows
+from modicum.kernels.control_variates import LinearTaylor, cached_rows
 from modicum.kernels.designs import DESIGNS
-from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
+from modicum.kernels.energy_conserving import (
+    EnergyConservingContext,
+    EnergyConservingKernel,
+    certain_rows,
+)
 from modicum.kernels.group_residuals import GroupTaylor
-from modicum.kernels.likelihood_estimates import Estimator
+from modicum.kernels.likelihood_estimates import Estimator, Perturbed
 from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
-from modicum.kernels.protocols import ControlVariate, Move
-from modicum.methods.ecs.fusing import Fused, fused_kernel, fusing_obstacle
+from modicum.kernels.protocols import ControlVariate, Move, Settled
+from modicum.kernels.remainder import TERMS, About
 from modicum.methods.ecs.run_checks import Case
 from modicum.methods.ecs.subsample import Tuned
 from modicum.methods.method import Chosen, Method, Outcome, OwnMove, Plan, Task, Tuning, account
@@ -51,7 +56,9 @@ MOST_CERTAIN = 20_000  # most certainty rows; they are never more than a quarter
 # hardly depends on the number, and every row must be held and read.
 STOP_RATIO = 0.95
 QUARTER_TURN = pi / 2  # length after which a standard normal is independent of its start
+WIDEST = 512  # most columns for which a program on a GPU can hold a few rows
 C = TypeVar("C", bound=Tuned)
+Fused: TypeAlias = bool | Literal["auto"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -431,6 +438,79 @@ def cached_coreset(study: Study, coreset: Coreset) -> Pytree:
     batch = {name: np.asarray(values)[coreset.row_ids] for name, values in rows.items()}
     batch["probability"] = 1 / coreset.weights
     return cached_rows(study.about.control_variate, batch, study.about.proxy)
+
+
+# One program on a GPU ----------------------------------------------------------------------
+
+
+def fused_kernel(
+    fused: Fused, kernel: EnergyConservingKernel, context: EnergyConservingContext
+) -> tuple[Settled | None, str]:
+    """Return the kernel that fuses many iterations per launch, or None; and the reason.
+
+    With `fused=True`, an obstacle is an error.
+    """
+    if fused is False:
+        return None, "fused iterations were switched off"
+    why = fusing_obstacle(kernel, context)
+    if why is None:
+        from modicum.kernels.fused.kernel import FusedKernel
+
+        form, estimator = kernel.control_variate, kernel.estimator
+        assert isinstance(form, LinearTaylor)
+        assert isinstance(estimator, Perturbed)
+        settled = FusedKernel(kernel, form, estimator.ddof, certain_rows(context))
+        return settled, "a chain runs as one GPU program"
+    if fused is True:
+        raise SettingError(f"iterations cannot be fused, since {why}; leave `fused` out.")
+    return None, why
+
+
+def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingContext) -> str | None:
+    """Say why iterations cannot be fused; None if they can."""
+    proxy, form = context.proxy, kernel.control_variate
+    if jax.default_backend() != "gpu":
+        return "there is no GPU"
+    if not isinstance(kernel.estimator, Perturbed):
+        return "the estimator is not the perturbed estimator"
+    if type(kernel.move) is not HMCMove:
+        return "parameters are not moved by HMC"
+    if not isinstance(form, LinearTaylor):
+        return "rows do not enter through a single linear predictor"
+    if form.prior is not None or proxy.warp is not None or proxy.bend is not None:
+        return "a prior is not normal"
+    if proxy.levels is not None:
+        return "rare levels have control variates of their own"
+    if proxy.curves is not None:
+        return "the posterior is skewed along some axes"
+    if proxy.B is not None:
+        return "control variates are not of second order about the mode"
+    if proxy.point.shape[0] > WIDEST:
+        return f"there are more than {WIDEST} parameters"
+    return None if _can_lower(form) else "the family uses a function that GPU programs lack"
+
+
+@lru_cache(maxsize=8)
+def _can_lower(form: LinearTaylor) -> bool:
+    """Whether the family's residuals can be lowered to a GPU program, by trying it."""
+    try:
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import triton
+    except ImportError:
+        return False
+
+    def program(e: jax.Array, value: jax.Array, slope: jax.Array) -> None:
+        at = e[...]
+        value[...], slope[...] = form.residual(at, About(at, at, (at,) * TERMS))
+
+    shape = jax.ShapeDtypeStruct((16,), jnp.float32)
+    params = triton.CompilerParams(num_warps=1, num_stages=1)
+    call = pl.pallas_call(program, out_shape=(shape, shape), compiler_params=params)
+    try:
+        jax.jit(call).trace(shape).lower(lowering_platforms=("cuda",))
+    except Exception:  # the exception depends on JAX's version
+        return False
+    return True
 
 
 def check_blocks(number: int | None, blocks: int | None, phrase: str, unit: str) -> None:

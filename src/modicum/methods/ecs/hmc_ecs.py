@@ -61,14 +61,42 @@ class HMCECS(EnergyConserving[Choice]):
         Blocks of the subsample, G; a refresh proposes one block anew.
     refreshes
         Blocks proposed anew per iteration, K.
+    bias
+        Largest shift of a posterior mean that the perturbation may cause, in posterior standard
+        deviations, as estimated by the pilot study.
+    certainty
+        Number of rows that every evaluation reads, those with the largest expected residuals; the
+        others are subsampled. "auto": the number, possibly 0, that makes an effective draw
+        cheapest.
     design
         "weighted": rows are drawn in proportion to their expected residual. "uniform": rows are
         drawn with equal probability, as in the papers.
     order
         Order of the Taylor control variates: 0, 1 or 2.
+    anchor
+        The point about which control variates are expanded. "mode"; "mean": the mean of short
+        chains on a subset, moved by passes over all rows, which also replaces the mode of a model
+        of your own that has none, or one far from the posterior; or a flat vector of unconstrained
+        parameters.
     inner
         "hmc", "nuts", or any `Move`: a hashable function (key, point, logdensity, step_size,
         inverse_mass) -> (point, MoveInfo), such as a wrapped BlackJAX kernel.
+    target_accept
+        Acceptance rate for which the step size is tuned.
+    step_size
+        A fixed step size, in posterior standard deviations; None: tuned during warm-up.
+    exact
+        None: the perturbed method. "delayed": every proposal is accepted or rejected by the
+        log-likelihood of all rows, so that the posterior is exact at one pass per iteration.
+    memory_limit
+        Bytes of rows that may be held in memory; rows of larger data sets are read when chains
+        need them. By default half of the free memory, or 256 MiB for a row store.
+
+    Other Parameters
+    ----------------
+    tuning
+        "auto": anchor at the mode, and m, G and K from a pilot study. "paper": the schedule of the
+        paper's section 6.3, from the mean of a 1 % subset through 1,000 burn-in iterations.
     trajectory
         Step size times steps of the inner HMC, in posterior standard deviations; None: 1.2, or
         pi / 2 with the split integrator.
@@ -79,19 +107,6 @@ class HMCECS(EnergyConserving[Choice]):
         (see `fused`), else "leapfrog". On a GPU, `Posterior.tuning["integrator"]` says which.
     jitter
         Share by which each trajectory of the inner HMC is randomly longer or shorter.
-    target_accept
-        Acceptance rate for which the step size is tuned.
-    step_size
-        A fixed step size, in posterior standard deviations; None: tuned during warm-up.
-    anchor
-        The point about which control variates are expanded. "mode"; "mean": the mean of short
-        chains on a subset, moved by passes over all rows, which also replaces the mode of a model
-        of your own that has none, or one far from the posterior; or a flat vector of unconstrained
-        parameters.
-    certainty
-        Number of rows that every evaluation reads, those with the largest expected residuals; the
-        others are subsampled. "auto": the number, possibly 0, that makes an effective draw
-        cheapest.
     levels
         Whether rare levels of factors, and other columns of few rows, have control variates of
         their own, which follow how the rows of a level move together. "auto": unless a chain may
@@ -103,27 +118,15 @@ class HMCECS(EnergyConserving[Choice]):
         How to compute the product that whitens fresh rows, which is most of the work with hundreds
         of columns. "auto": from 256 dense columns on, use blocks of a triangular factor, in float32
         if that is accurate; "float64": the plain product, as with fewer columns.
-    memory_limit
-        Bytes of rows that may be held in memory; rows of larger data sets are read when chains
-        need them. By default half of the free memory, or 256 MiB for a row store.
     fused
         "auto": on a GPU, after warm-up, a chain runs as one program that does many iterations per
         launch, in float32, if the model and the settings allow it; else iterations run one by one,
         as with False. `Posterior.tuning["path"]` says which. True: raise an error where "auto"
         would fall back.
-    bias
-        Largest shift of a posterior mean that the perturbation may cause, in posterior standard
-        deviations, as estimated by the pilot study.
     estimator
         How residuals become a log-likelihood; "perturbed": their average less half its variance.
     ddof
         1: unbiased variance estimate; 0: the paper's.
-    exact
-        None: the perturbed method. "delayed": every proposal is accepted or rejected by the
-        log-likelihood of all rows, so that the posterior is exact at one pass per iteration.
-    tuning
-        "auto": anchor at the mode, and m, G and K from a pilot study. "paper": the schedule of the
-        paper's section 6.3, from the mean of a 1 % subset through 1,000 burn-in iterations.
 
     Examples
     --------

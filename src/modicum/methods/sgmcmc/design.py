@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError
@@ -27,11 +25,12 @@ from modicum.methods.method import Task
 from modicum.methods.weights import cheapest_number, design_tables, expected_residuals
 from modicum.models.model import Batch
 from modicum.passes import Anchor
-from modicum.passes.engine import map_in_blocks
+from modicum.passes.engine import of_numpy
+from modicum.passes.linear_sums import map_by_numpy
 from modicum.random import Stream, generator
 from modicum.rows import Coding
 from modicum.rows.weight_classes import KeptNumbers
-from modicum.runtime import Array, Pytree, jit
+from modicum.runtime import Pytree
 
 CLUSTERED_ROWS = 20_000  # rows from which k-means learns its centres
 NOISY = 0.25  # gradient noise, in posterior variances, above which it limits the step
@@ -161,43 +160,40 @@ def _clusters(task: Task, count: int) -> np.ndarray:
         raise SettingError(f"{n:,} rows cannot make {count:,} clusters; ask for fewer.")
     rng = generator(task.seed, Stream.CLUSTERS)
     clustered_ids = np.sort(rng.choice(n, min(n, CLUSTERED_ROWS), replace=False))
-    columns = np.asarray(_columns(_formed(rows.coding, rows.take(clustered_ids))), np.float64)
+    columns = _columns(rows.coding, rows.take(clustered_ids))
     spread = columns.std(axis=0)
     scale = np.maximum(spread, 0.1 * spread.max()) if spread.max() > 0 else np.ones_like(spread)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a cluster may be empty
         centres, _ = kmeans2(columns / scale, count, minit="++", rng=rng)
     to_nearest = partial(_nearest, rows.coding)
-    nearest = task.sums.engine.map_rows(to_nearest, (centres, scale), rows, "clusters")
-    return nearest.astype(np.int64)
+    return task.sums.engine.map_rows(to_nearest, (centres, scale), rows, "clusters")
 
 
-def _columns(batch: Batch) -> jax.Array:
+def _columns(coding: Coding | None, batch: Batch) -> np.ndarray:
+    """Return the fields side by side, with codes expanded into columns of x."""
+    if coding is not None:
+        others = {name: values for name, values in batch.items() if name not in coding.fields}
+        batch = others | {"x": model_matrix(coding, batch).densely()}
     clustered = [values for name, values in sorted(batch.items()) if name not in UNCLUSTERED]
-    return jnp.concatenate([jnp.reshape(v, (len(v), -1)) for v in clustered], axis=1)
+    columns = [
+        np.reshape(np.asarray(values, np.float64), (len(values), -1)) for values in clustered
+    ]
+    return np.concatenate(columns, axis=1)
 
 
-def _formed(coding: Coding | None, batch: Batch) -> Batch:
-    """Expand codes into columns of x, and keep the other fields."""
-    if coding is None:
-        return batch
-    others = {name: values for name, values in batch.items() if name not in coding.fields}
-    return others | {"x": model_matrix(coding, batch).densely()}
-
-
-@jit(static=0)
+@of_numpy
 def _nearest(
-    coding: Coding | None, arguments: tuple[Array, Array], batch: Batch, present: Array
-) -> jax.Array:
-    if coding is None:
-        return _nearest_centre(arguments, batch)
-    return map_in_blocks(  # expand a few rows at a time
-        lambda part, _: _nearest_centre(arguments, _formed(coding, part)), batch, present
-    )
+    coding: Coding | None,
+    arguments: tuple[np.ndarray, np.ndarray],
+    batch: Batch,
+    present: np.ndarray,
+) -> np.ndarray:
+    from scipy.cluster.vq import vq
 
-
-def _nearest_centre(arguments: tuple[Array, Array], batch: Batch) -> jax.Array:
     centres, scale = arguments
-    at = _columns(batch) / scale
-    # |a - c|^2 less |a|^2, which is the same for all centres
-    return jnp.argmin(jnp.sum(centres**2, axis=1) - 2 * at @ centres.T, axis=1)
+
+    def nearest(block: Batch) -> np.ndarray:
+        return np.asarray(vq(_columns(coding, block) / scale, centres)[0], np.int64)
+
+    return map_by_numpy(nearest, batch, present)

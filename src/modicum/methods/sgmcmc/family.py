@@ -129,8 +129,9 @@ def place_chains(method: StochasticGradientFamily, task: Task, control_variates:
         scatter = (1.0 if spread is None else spread) * scatter  # a draw about the mode
     else:
         z, scatter = _away(start, task, coordinates), np.asarray(spread or 0.0)
-        if isinstance(start, str) and start == "model" and not whiten:
-            random_start = _random_start(task)
+        draws = type(task.target.model).random_start is not BaseModel.random_start
+        if isinstance(start, str) and start == "model" and not whiten and draws:
+            random_start = RandomStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
     notes = [] if at_mode is None else at_mode.notes
     return Placement(coordinates, anchor, whiten, z, scatter, random_start, notes)
 
@@ -147,13 +148,6 @@ def _away(
             f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
         )
     return where.whiten(point)
-
-
-def _random_start(task: Task) -> RandomStart | None:
-    """Return random starts, if the model draws them."""
-    if type(task.target.model).random_start is BaseModel.random_start:
-        return None
-    return RandomStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
 
 
 def _anchor(task: Task, reason: str) -> Anchor:
