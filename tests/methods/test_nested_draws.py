@@ -13,7 +13,7 @@ import modicum as mo
 from helpers.interrupted import task_of
 from helpers.refusals import unwarned
 from modicum.fit import model_for
-from modicum.methods import given_scales, nested_draws
+from modicum.methods import nested_draws
 from modicum.methods.pilot.anchored_proxy import StudySettings, log_proxies
 from modicum.methods.pilot.study import weigh
 from modicum.models.priors.exact import Effects
@@ -80,7 +80,7 @@ def test_draws_of_few_groups_and_small_scales_agree_with_quadrature(groups, size
 
 def test_a_density_without_its_determinant_is_noticed(monkeypatch):
     table = few_groups(8, 20, 0.3)
-    monkeypatch.setattr(given_scales.Given, "half_log_det", np.zeros(1))
+    monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
     assert not np.all(errors(fitted(table), *by_quadrature(table)) < 4)
 
 
@@ -101,7 +101,7 @@ def test_coefficients_that_scales_leave_open_are_refused_in_a_sentence(monkeypat
     def open_(*_):
         raise np.linalg.LinAlgError
 
-    monkeypatch.setattr(given_scales.Pooled, "draw", open_)
+    monkeypatch.setattr(nested_draws.Pooled, "draw", open_)
     with pytest.raises(mo.ConvergenceError, match=r"given some scales .* not determined"):
         fitted(few_groups(3, 50, 0.5))
 
@@ -170,19 +170,19 @@ def noisy_errors():
 @pytest.mark.parametrize("dear", [False, True], ids=["alone", "sharing scales"])
 def test_draws_with_normal_noise_agree_with_quadrature(monkeypatch, dear):
     if dear:  # as with thousands of crossed levels: levels are eliminated by interpolation
-        monkeypatch.setattr(given_scales, "DEAR", 0)
-        monkeypatch.setattr(given_scales, "POINTS", 7)
+        monkeypatch.setattr(nested_draws, "DEAR", 0)
+        monkeypatch.setattr(nested_draws, "POINTS", 7)
     off, post = noisy_errors()
     assert post.settings["method"] == "laplace"
     assert np.all(off < 4)
-    few = post.summary().loc["group_sd[g]", "ess_bulk"] < 2 * given_scales.SHARED
+    few = post.summary().loc["group_sd[g]", "ess_bulk"] < 2 * nested_draws.SHARED
     assert few == dear  # draws that share scales are not counted as independent
 
 
 def test_noise_whose_rows_are_miscounted_is_noticed(monkeypatch):
-    right = given_scales.Noise.log_densities
+    right = nested_draws.Noise.log_densities
     wrong = lambda noise, h: right(noise._replace(rows=noise.rows - 8), h)  # noqa: E731
-    monkeypatch.setattr(given_scales.Noise, "log_densities", wrong)
+    monkeypatch.setattr(nested_draws.Noise, "log_densities", wrong)
     assert not np.all(noisy_errors()[0] < 4)
 
 

@@ -141,7 +141,9 @@ class DenseMatrix(ModelMatrix):
         return codes.sums(weight[:, None] * self.densely().astype(jnp.float64))
 
     def quadratic(self, form: np.ndarray | jax.Array, factor: np.ndarray) -> jax.Array:
-        """|x L|^2 of each row, by NumPy, in float32 unless too many digits cancel."""
+        """|x L|^2 of each row; by NumPy in float32, unless too many digits cancel."""
+        if not is_numpy(self.x):
+            return jnp.sum((self.densely().astype(jnp.float64) @ factor) ** 2, axis=1)
         rows = np.asarray(self.x)
         slopes, shift = factor, np.zeros(factor.shape[1])
         if self.ones:

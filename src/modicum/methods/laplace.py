@@ -48,9 +48,8 @@ from modicum.kernels.control_variates import LinearTaylor, cached_rows
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
-from modicum.methods.given_scales import Pooled
 from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
-from modicum.methods.nested_draws import ScaleDensity, has_pooled_scales, nested_draws
+from modicum.methods.nested_draws import Pooled, ScaleDensity, has_pooled_scales, nested_draws
 from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
 from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, check_task
 from modicum.methods.pilot.study import Weights, weigh

@@ -1,23 +1,346 @@
 """Draws of a model with pooled terms, without a chain: scales first, coefficients given the scales.
 
-`given_scales` has the approximate marginal density p~ of the scales. Along each of its principal
-axes at the mode p~ is tabulated; h is drawn from the product of these densities, c given h, and the
-draw is weighted like any proposal.
+The likelihood does not contain the scales h of pooled terms (standard deviations of effects, their
+correlations), and given h the posterior of the coefficients c is nearly normal. With a quadratic in
+place of the log-likelihood,
+
+    l(c) ~ l0 + a'(c - c0) - (c - c0)' B (c - c0) / 2,
+    P(h) = B + Q(h),   m(h) = c0 + P(h)^-1 a
+
+with Q(h) the prior precision of c, so that h has the approximate marginal density
+
+    log p~(h) = log|Q(h)| / 2 + a' P(h)^-1 a / 2 - log|P(h)| / 2 + log p(h),
+
+for which no row is read. With normal noise the quadratic is the log-likelihood. Its unknown scale s
+is one of h then: B and a are divided by s^2, and all of this is exact.
+
+P is an arrow: the effects of the largest factor, in a block per level, and a dense border. If the
+border is large, factoring it for each h takes most of the time, and eliminating the levels even
+more. But if there is one effect per level, its prior adds the same number to all of D, and
+C (D + rho)^-1 C' is interpolated as a function of log rho.
+
+Along each of its principal axes at the mode p~ is tabulated; h is drawn from the product of these
+densities, c given h, and the draw is weighted like any proposal.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from math import ceil, gamma, pi, sqrt
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
-from modicum.methods.given_scales import SHARED, THREADS, Pooled
+from modicum.arrays import HALF_LOG_2PI
+from modicum.linalg.arrow import ArrowLayout, ArrowMatrix, Symmetric
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
+from modicum.models.priors.exact import Effects, Numbers
+from modicum.passes import Anchor
+from modicum.passes.curvature import folded_prior
 from modicum.runtime import in_order
+
+THREADS = os.cpu_count() or 1
+AT_ONCE = 1 << 20  # entries between effects and border that are held at a time
+DEAR = 2e7  # multiplications of one factor above which several draws share their scales
+SHARED = 200  # scales that are drawn then
+POINTS, REACHED = 9, 0.75  # of the interpolation in log rho, whose relative error is 10^-8
+
+
+class Noise(NamedTuple):
+    """Normal noise of an unknown scale, whose logarithm is the first of h."""
+
+    rows: float  # their number, or the sum of their weights
+    squares: float  # sum of squared residuals at the origin
+    log_prior: Callable[[np.ndarray], np.ndarray]  # of its logarithm
+
+    def log_densities(self, log_scale: np.ndarray) -> np.ndarray:
+        """Log-likelihood at the origin plus the log-prior, for each logarithm of the scale."""
+        likelihood = -self.rows * (log_scale + HALF_LOG_2PI)
+        likelihood -= self.squares * np.exp(-2 * log_scale) / 2
+        return np.asarray(likelihood + self.log_prior(log_scale))
+
+
+@dataclass(frozen=True)
+class Elimination:
+    """C (D + rho)^-1 C' for numbers rho, a polynomial of log rho between Chebyshev's points."""
+
+    diagonal: np.ndarray  # D, (levels,)
+    cross: np.ndarray  # C', (levels, border)
+    centre: float  # of the points
+
+    @cached_property
+    def _polynomial(self) -> Callable[[np.ndarray], np.ndarray]:
+        from scipy.interpolate import BarycentricInterpolator  # few runs need it
+
+        places = self.centre + REACHED * np.cos((np.arange(POINTS) + 0.5) * np.pi / POINTS)
+        jobs = (partial(self._exactly, place) for place in places)
+        tables = np.stack([found.ravel() for found in in_order(jobs, THREADS)])
+        interpolated: Callable[[np.ndarray], np.ndarray] = BarycentricInterpolator(places, tables)
+        return interpolated
+
+    def __call__(self, log_rho: np.ndarray) -> np.ndarray:
+        """Interpolate at each of some log rho, (number, border, border)."""
+        width = self.cross.shape[1]
+        found = self._polynomial(log_rho).reshape(-1, width, width)
+        for k in np.flatnonzero(np.abs(log_rho - self.centre) > REACHED):
+            found[k] = self._exactly(log_rho[k])
+        return found
+
+    def _exactly(self, log_rho: float) -> np.ndarray:
+        scaled = self.cross / np.sqrt(self.diagonal + np.exp(log_rho))[:, None]
+        return np.asarray(scaled.T @ scaled)
+
+
+class Given(NamedTuple):
+    """Normal distributions of the coefficients given some scales, with P = R R' for each."""
+
+    share: np.ndarray  # 1 / s^2, (scales,)
+    inverse: np.ndarray  # inverse of R's blocks, (scales, levels, effects, effects)
+    lower: np.ndarray  # R's corner, (scales, border, border)
+    rest: np.ndarray  # the border of R^-1 a, (scales, border)
+    log_marginal: np.ndarray  # log p~ of the scales
+
+    @property
+    def half_log_det(self) -> np.ndarray:
+        """Half the log determinants of P."""
+        of_blocks = -np.log(np.diagonal(self.inverse, axis1=2, axis2=3)).sum(axis=(1, 2))
+        return np.asarray(of_blocks + np.log(np.diagonal(self.lower, axis1=1, axis2=2)).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The posterior of coefficients and scales, with a quadratic for the log-likelihood.
+
+    Attributes
+    ----------
+    information, pull
+        B and a, at a scale of the noise of 1 if that is unknown.
+    common, common_pull
+        Precision of the coefficients that are not pooled, (border, border), and the slope of their
+        log-prior at the origin; zero where B and a include them.
+    origin
+        c0, which is zero where effects are.
+    terms
+        The pooled terms, with their constants.
+    start, spread
+        Where to search for the mode of the scales h, and about how far from it they may be.
+    noise
+        The noise, if its scale is one of h.
+    constant
+        What the log-posterior has besides log p~(h) and the density of c given h; None if the
+        quadratic is an approximation.
+    """
+
+    information: ArrowMatrix
+    pull: np.ndarray
+    common: np.ndarray
+    common_pull: np.ndarray
+    origin: np.ndarray
+    terms: tuple[tuple[Effects, Numbers], ...]
+    start: np.ndarray
+    spread: np.ndarray
+    noise: Noise | None = None
+    constant: float | None = None
+
+    @classmethod
+    def of(cls, target: Target, anchor: Anchor) -> Pooled:
+        """Expand about the anchor of a target with pooled scales."""
+        pooled, size = target.pooled_terms, target.likelihood.size
+        assert target.exact_prior is not None
+        _, slope, curved = folded_prior(target, anchor.point, smooth=True)
+        gradient = anchor.A + slope
+        hessian = in_layout(anchor.dense_hessian + np.asarray(curved), target.arrow_of_effects)
+        explicit = {term for term, _ in pooled}
+        variance = hessian.diagonal_like(anchor.sd**2)
+        exact, numbers = target.exact_prior
+        for term, of_term in zip(exact.terms, numbers, strict=True):
+            if term.smooth or term in explicit:
+                continue
+            about = (anchor.point, variance, of_term, False)
+            for where, mean, weight in term.normal_approximations(*about):
+                gradient[where] -= weight * (anchor.point[where] - mean)
+                hessian.add_normal(where, -weight)
+        information = (-hessian).leading(size)
+        pull = np.asarray(gradient[:size] + information @ anchor.point[:size])
+        width = len(information.border)
+        none, origin = (np.zeros((width, width)), np.zeros(width)), np.zeros(size)
+        return cls(information, pull, *none, origin, pooled, anchor.point[size:], anchor.sd[size:])
+
+    @cached_property
+    def work(self) -> float:
+        """Multiplications that factoring P takes, for one h."""
+        (levels, effects), border = self.information.big.shape, len(self.information.border)
+        return float(levels * effects * border**2 + border**3 / 3)
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether a factor takes so long that several draws share it."""
+        return self.work > DEAR
+
+    def together(self, draws: int = 1) -> int:
+        """How many scales to condition on at a time, so that arrays stay small."""
+        cross, border = np.size(self.information.cross), len(self.information.border)
+        return max(1, AT_ONCE // max(1, cross, border**2, draws * len(self.pull)))
+
+    # Given scales -------------------------------------------------------------------------
+
+    def given(self, h: np.ndarray) -> Given:
+        """Condition on each of some scales, (number, scales)."""
+        matrix, share = self.information, self._share(h)
+        log_marginal, priors = self._prior(h)
+        blocks = share[:, None, None, None] * matrix.blocks
+        corner = share[:, None, None] * np.asarray(matrix.corner)
+        corner += self.common
+        for (term, _), inverse in zip(self.terms, priors, strict=True):
+            lines = self._lines(term)
+            slots = matrix.slots(lines)
+            if slots is not None:
+                blocks[:, :, slots[:, None], slots] += inverse[:, None]
+            else:
+                at = np.searchsorted(matrix.border, lines)
+                corner[:, at[:, None], at] += inverse[..., None]
+        inverse = np.linalg.inv(np.linalg.cholesky(blocks))
+        own = (inverse @ (share[:, None, None] * self.pull[matrix.big])[..., None])[..., 0]
+        solved = (inverse.swapaxes(2, 3) @ own[..., None]).reshape(len(h), -1)  # D^-1 a
+        corner -= self._eliminated(share, inverse, priors)
+        lower = np.linalg.cholesky(corner)
+        right = share[:, None] * (self.pull[matrix.border] - solved @ self._cross)
+        rest = _solve_lower(lower, (right + self.common_pull)[..., None])[..., 0]
+        log_marginal += (np.sum(own**2, axis=(1, 2)) + np.sum(rest**2, axis=1)) / 2
+        given = Given(share, inverse, lower, rest, log_marginal)
+        return given._replace(log_marginal=log_marginal - given.half_log_det)
+
+    def _share(self, h: np.ndarray) -> np.ndarray:
+        return np.ones(len(h)) if self.noise is None else np.exp(-2 * h[:, 0])
+
+    def _lines(self, term: Effects) -> np.ndarray:
+        return np.array(term.where).reshape(term.count, term.levels)
+
+    @property
+    def _cross(self) -> np.ndarray:
+        """C', with one row per level and effect."""
+        cross = np.asarray(self.information.cross)
+        return cross.reshape(self.information.big.size, cross.shape[-1])
+
+    def _prior(self, h: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """log|Q| / 2 + log p(h), and the precision of the effects of any level, term by term."""
+        noise, first = self.noise, len(self.pull)
+        logs, priors = np.zeros(len(h)) if noise is None else noise.log_densities(h[:, 0]), []
+        for term, numbers in self.terms:
+            of_term = h[:, term.hyperparameters - first]
+            inverse, half_log_det = term.precision_given(of_term)
+            logs = logs + term.levels * half_log_det + term.log_hyper(of_term, numbers)
+            priors.append(inverse)
+        return logs, priors
+
+    def _eliminated(
+        self, share: np.ndarray, inverse: np.ndarray, priors: list[np.ndarray]
+    ) -> np.ndarray:
+        """C D^-1 C' of P, for each h."""
+        if self._elimination is None:
+            half = (inverse @ np.asarray(self.information.cross)).reshape(
+                len(share), -1 if self._cross.size else 0, self._cross.shape[1]
+            )
+            return np.asarray(share[:, None, None] ** 2 * (half.swapaxes(1, 2) @ half))
+        eliminated = self._elimination(np.log(priors[self._largest][:, 0, 0] / share))
+        eliminated *= share[:, None, None]
+        return eliminated
+
+    @property
+    def _largest(self) -> int:
+        """The term whose effects are in blocks, one per level."""
+        first = np.asarray(self.information.big)[0, 0]
+        return next(k for k, (term, _) in enumerate(self.terms) if term.where[0] == first)
+
+    @cached_property
+    def _elimination(self) -> Elimination | None:
+        """The interpolation in log rho; None where it would not pay, or has more arguments."""
+        matrix = self.information
+        if not self.is_dear or matrix.big.shape[1] > 1 or matrix.levels < POINTS:
+            return None
+        share, (_, priors) = self._share(self.start[None]), self._prior(self.start[None])
+        centre = float(np.log(priors[self._largest][0, 0, 0] / share[0]))
+        return Elimination(np.asarray(matrix.blocks)[:, 0, 0], self._cross, centre)
+
+    # Densities and draws ------------------------------------------------------------------
+
+    def log_marginals(self, h: np.ndarray) -> np.ndarray:
+        """Return log p~ at each of some scales; -inf where P(h) is not positive definite."""
+        try:
+            together = self.together()
+            jobs = (partial(self.given, h[k : k + together]) for k in range(0, len(h), together))
+            return np.concatenate([given.log_marginal for given in in_order(jobs, THREADS)])
+        except np.linalg.LinAlgError:
+            if len(h) == 1:
+                return np.array([-np.inf])
+            return np.concatenate([self.log_marginals(at[None]) for at in h])
+
+    def log_marginals_apart(self, h: np.ndarray) -> np.ndarray:
+        """Return log p~ as if coefficients had nothing to do with each other: a rough guide."""
+        (logs, priors), share = self._prior(h), self._share(h)[:, None]
+        information = self.information.diagonal()
+        for (term, _), inverse in zip(self.terms, priors, strict=True):
+            for effect, line in enumerate(self._lines(term)):
+                precision = share * information[line] + inverse[:, effect, effect, None]
+                pulled = (share * self.pull[line]) ** 2 / precision
+                logs = logs + np.sum(pulled - np.log(precision), axis=1) / 2
+        return logs
+
+    def covariance_of(self, h: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Return the covariance given h of coefficients that are part of the border."""
+        border = np.asarray(self.information.border)
+        unit = (border[:, None] == places).astype(float)
+        half = _solve_lower(self.given(h[None]).lower, unit[None])[0]
+        return np.asarray(half.T @ half)
+
+    def draw(self, h: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draw coefficients given each of some scales.
+
+        `u` are standard normal, (scales, draws, coefficients). Return the coefficients, their
+        log-densities but for a constant, and log p~ of the scales.
+        """
+        matrix, given = self.information, self.given(h)
+        shape, c = (*u.shape[:2], *matrix.big.shape), np.empty_like(u)
+        at = given.rest[:, None] + u[..., matrix.border]
+        border = _solve_lower(given.lower, at.swapaxes(1, 2), transposed=True).swapaxes(1, 2)
+        c[..., matrix.border] = border
+        across = (border.reshape(-1, border.shape[2]) @ self._cross.T).reshape(shape)
+        left = given.share[:, None, None, None] * (self.pull[matrix.big] - across)
+        inverse = given.inverse[:, None]
+        own = (inverse @ left[..., None])[..., 0] + u[..., matrix.big]
+        c[..., matrix.big] = (inverse.swapaxes(3, 4) @ own[..., None])[..., 0]
+        log_density = given.half_log_det[:, None] - np.sum(u**2, axis=2) / 2
+        return self.origin + c, log_density, given.log_marginal
+
+
+def _solve_lower(lower: np.ndarray, right: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """Solve systems with triangular matrices; right sides are columns."""
+    if len(lower) > 1 or not lower.size:
+        return np.asarray(np.linalg.solve(lower.swapaxes(1, 2) if transposed else lower, right))
+    trans = 1 if transposed else 0
+    return np.asarray(solve_triangular(lower[0], right[0], lower=True, trans=trans))[None]
+
+
+def in_layout(matrix: Symmetric, layout: ArrowLayout | None) -> ArrowMatrix:
+    """Return a symmetric matrix, which has the structure of `layout`, as an arrow."""
+    if layout is None or not isinstance(matrix, np.ndarray):
+        return ArrowMatrix.of(matrix)
+    big, border = layout.big, layout.border
+    return ArrowMatrix(
+        big,
+        border,
+        matrix[big[:, :, None], big[:, None, :]],
+        matrix[big[:, :, None], border],
+        matrix[np.ix_(border, border)],
+    )
+
+
+# Scales -----------------------------------------------------------------------------------
 
 STEP = 0.05  # longest between points of finite differences in h, which are logarithms or alike
 NEWTON_STEPS = 30

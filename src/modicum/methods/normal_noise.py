@@ -2,7 +2,7 @@
 
 At a known scale of the noise the log-likelihood is a quadratic in the coefficients, whose sums one
 pass forms. Given all scales, that of the noise among them, the coefficients are exactly normal, and
-the density of the scales is known but for a constant (`given_scales`): draws of coefficients and
+the density of the scales is known but for a constant (`nested_draws`): draws of coefficients and
 scales are weighted by that density over the one from which the scales were drawn.
 """
 
@@ -16,9 +16,16 @@ import numpy as np
 from modicum.arrays import HALF_LOG_2PI, as_either
 from modicum.errors import ModicumWarning
 from modicum.linalg.arrow import ArrowMatrix
-from modicum.methods.given_scales import Noise, Pooled, in_layout
 from modicum.methods.method import Task
-from modicum.methods.nested_draws import STEP, ScaleDensity, find_mode, pools_all_scales
+from modicum.methods.nested_draws import (
+    STEP,
+    Noise,
+    Pooled,
+    ScaleDensity,
+    find_mode,
+    in_layout,
+    pools_all_scales,
+)
 from modicum.models import Target
 from modicum.models.priors.resolved import prior_warnings
 from modicum.models.target import NormalPrior

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import as_either, namespace, power
+from modicum.arrays import as_either, is_numpy, namespace, power
 from modicum.errors import ConvergenceError, CrudeControlVariateError, ModicumError
 from modicum.kernels.control_variates import LinearTaylor, along_levels, rows_along_levels, whitened
 from modicum.kernels.designs import (
@@ -285,7 +285,10 @@ def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
     """Return the posterior variance of each row's linear predictor."""
     if posterior.row_factor is None:
         return x.quadratic(posterior.covariance, posterior.factor)
-    return as_either(sums_of_squares(np.asarray(whitened(x.densely(), posterior.row_factor))))
+    z = whitened(x.densely(), posterior.row_factor)
+    if is_numpy(posterior.point):
+        return as_either(sums_of_squares(np.asarray(z)))
+    return jnp.sum(z**2, axis=1)
 
 
 class PredictorDraws(NamedTuple):
