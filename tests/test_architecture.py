@@ -63,7 +63,7 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 }
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
-    "LinearPredictorModel": 35,
+    "LinearPredictorModel": 33,
     "IntegratedEffects": 8,
     "Rows": 21,
     "GroupedRows": 1,
@@ -75,7 +75,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "ColumnArray": 5,
     "ModelPredictor": 3,
     "EnergyConservingKernel": 2,
-    "Anchor": 3,
+    "Anchor": 2,
     "GroupTaylor": 2,
     "HMCMove": 3,
     "LKJ": 3,

@@ -224,27 +224,23 @@ def _by_numpy(
     return map_by_numpy(lambda block: np.asarray(of_rows(cv, about, block)), batch, present)
 
 
-class RowSeries(NamedTuple):
-    """Rows' columns, predictors, outcomes, and the coefficients of their expansions."""
+def expanded_rows(
+    control_variate: LinearTaylor, point: Array, batch: Batch
+) -> tuple[ModelMatrix, jax.Array, jax.Array, jax.Array]:
+    """Return rows' columns, predictors at `point`, outcomes, and coefficients of expansions there.
 
-    x: ModelMatrix
-    eta: jax.Array
-    y: jax.Array
-    taylor: jax.Array
-
-    @classmethod
-    def of(cls, control_variate: LinearTaylor, point: Array, batch: Batch) -> RowSeries:
-        """Expand about `point`, whose library of arrays is used."""
-        model, x = control_variate.model, control_variate.matrix(batch)
-        eta = x @ as_either(point) + batch.get("offset", 0.0)
-        y = namespace(point).asarray(model.outcome(batch), np.float64)
-        return cls(x, eta, y, coefficients(model, eta, y))
+    Arrays are of the library of `point`.
+    """
+    model, x = control_variate.model, control_variate.matrix(batch)
+    eta = x @ as_either(point) + batch.get("offset", 0.0)
+    y = namespace(point).asarray(model.outcome(batch), np.float64)
+    return x, eta, y, coefficients(model, eta, y)
 
 
 def _residuals_from_predictors(
     control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch
 ) -> jax.Array:
-    x, _, _, taylor = RowSeries.of(control_variate, posterior.point, batch)
+    x, _, _, taylor = expanded_rows(control_variate, posterior.point, batch)
     away = x @ as_either(posterior.away)
     h = _leverage(x, posterior) + away**2
     if posterior.levels is None:
@@ -319,8 +315,8 @@ def _residuals_at_draws(
 ) -> jax.Array:
     """Return the root mean square of each row's residual over the draws."""
     model, order, xp = control_variate.model, control_variate.order, namespace(draws.point)
-    x, *series = RowSeries.of(control_variate, draws.point, batch)
-    about = About(*series)
+    x, *expansion = expanded_rows(control_variate, draws.point, batch)
+    about = About(*expansion)
     residual = remainder(model, order, (x @ as_either(draws.away.T)).T, about)
     if draws.levels is not None:
         assert draws.by_level is not None
@@ -347,7 +343,7 @@ def _residuals_of_levels(
     proxy, draws = arguments
     factor, size = proxy.arrow, control_variate.target.size
     assert factor is not None
-    x, _, _, taylor = RowSeries.of(control_variate, proxy.point[:size], batch)
+    x, _, _, taylor = expanded_rows(control_variate, proxy.point[:size], batch)
     if by_draws:
         h = jnp.mean((x @ draws[:, :size].T) ** 2, axis=-1)
     else:

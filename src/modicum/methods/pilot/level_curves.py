@@ -18,7 +18,7 @@ from modicum.arrays import as_either
 from modicum.kernels.control_variates import LinearTaylor, curve_of_rows
 from modicum.kernels.protocols import LevelCurves, Proxy
 from modicum.kernels.remainder import About, remainder_by_numpy
-from modicum.methods.weights import RowSeries
+from modicum.methods.weights import expanded_rows
 from modicum.models.model import Batch
 from modicum.passes import Anchor, Sums
 from modicum.passes.engine import of_numpy
@@ -174,7 +174,7 @@ def _remainders(
     nodes: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
     """Return remainders and two derivatives of rows at the nodes of their curves."""
-    _, eta, y, taylor = RowSeries.of(control_variate, point, rows)
+    _, eta, y, taylor = expanded_rows(control_variate, point, rows)
     repeat = partial(np.repeat, repeats=nodes.shape[1])
     repeated = repeat(eta, axis=0), repeat(y, axis=0), repeat(taylor, axis=1)
     e = as_either((along[:, None] * nodes).ravel())
