@@ -65,7 +65,7 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
     "LinearPredictorModel": 33,
     "IntegratedEffects": 8,
-    "Rows": 21,
+    "Rows": 20,
     "GroupedRows": 1,
     "LinearTaylor": 11,
     "LevelArray": 11,
