@@ -42,14 +42,14 @@ def test_quantiles_do_not_cross_where_signs_make_the_distribution_function_fall(
 def test_error_matches_the_spread_of_replicates():
     """Delta method and batch means match 300 independent runs; the naive formula is too wide."""
     psi, sign = truth.signed_chain((REPLICATES, DRAWS), seed=4)
-    means, delta, naive, autoregressive = np.empty((4, REPLICATES))
-    for i in range(REPLICATES):
-        x, s = psi[i : i + 1], sign[i : i + 1]
-        means[i] = weighted_mean(x, s)
-        delta[i] = weighted_mcse(x, s)
-        zeta = influence(x, s)
-        autoregressive[i] = np.sqrt(inefficiency(zeta) * zeta.var() / DRAWS)
-        naive[i] = np.sqrt(inefficiency(x) * x.var() / DRAWS) / s.mean()
+    runs = [(x[None], s[None]) for x, s in zip(psi, sign, strict=True)]
+    means, delta = np.array([(weighted_mean(*run), weighted_mcse(*run)) for run in runs]).T
+    zeta = np.concatenate([influence(*run) for run in runs])
+
+    def autocorrelated(x):  # one chain of as many scalars as there are runs
+        return np.sqrt(inefficiency(x.T[None]) * x.var(axis=1) / DRAWS)
+
+    autoregressive, naive = autocorrelated(zeta), autocorrelated(psi) / sign.mean(axis=1)
     spread, tolerance = means.std(), 4 / np.sqrt(2 * REPLICATES)
     rms = [np.sqrt(np.mean(e**2)) / spread for e in (delta, autoregressive, naive)]
     assert rms[0] == pytest.approx(1, abs=tolerance)

@@ -10,7 +10,7 @@ from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.convergence import finite_and_moving
 from modicum.errors import ModicumWarning
 from modicum.posterior.fitted import LabelsLike, evenly_spaced, scalar_names, tidy_labels
-from modicum.posterior.weighted import diagnose, influence, kish_share, weighted_mcse
+from modicum.posterior.weighted import diagnose, influence, kish_share, unequal, weighted_mcse
 
 LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
@@ -68,10 +68,8 @@ def convergence_warnings(
     if weights is not None:
         weights = np.asarray(weights, dtype=float)
         doubts += _signs_and_weights(weights, mixing)
-        if not weights.sum() > 0:
-            measurable = False  # every estimate is NaN, and a warning says why
-        elif weights.min() == weights.max():
-            weights = None  # equal weights are no weights
+        measurable = measurable and weights.sum() > 0  # else estimates are NaN, and this says why
+        weights = unequal(weights)
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
     if measurable and any(x.size for x in arrays.values()):
         tidy = tidy_labels(labels, arrays)

@@ -40,6 +40,7 @@ from modicum.posterior.fit_rows import (
 )
 from modicum.posterior.weighted import (
     sample_sd,
+    unequal,
     weighted_covariance,
     weighted_mean,
     weighted_quantile,
@@ -217,11 +218,7 @@ class FittedDraws:
     @property
     def unequal_weights(self) -> np.ndarray | None:
         """The weights; None if there are none, or if they are equal, so that draws count alike."""
-        w = self.weights
-        # NaN != NaN: weights with a NaN count as unequal, and every estimate is NaN
-        if w is None or not w.size or not ((w != w.flat[0]).any() or w.flat[0] <= 0):
-            return None
-        return w
+        return unequal(self.weights)
 
     @property
     def weighted(self) -> bool:

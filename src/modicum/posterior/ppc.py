@@ -33,7 +33,7 @@ from modicum.posterior.population import (
     table_sample,
 )
 from modicum.posterior.predict import survival_predictor
-from modicum.posterior.weighted import are_equal, weighted_mean, weighted_quantile
+from modicum.posterior.weighted import unequal, weighted_mean, weighted_quantile
 from modicum.random import Stream, generator
 from modicum.rows.reading import is_tabular, source_of
 
@@ -542,9 +542,8 @@ def _frame(
     import pandas as pd
 
     observed, drawn, ends = total[0], total[1:], [(1 - prob) / 2, (1 + prob) / 2]
-    unequal = None if are_equal(weights) else weights
-    low, high = weighted_quantile(drawn[None], unequal, ends)
-    mean = weighted_mean(drawn[None], unequal)
+    low, high = weighted_quantile(drawn[None], unequal(weights), ends)
+    mean = weighted_mean(drawn[None], unequal(weights))
     columns = {"observed": observed, "predicted": mean, "lower": low, "upper": high}
     return pd.DataFrame(columns, index=pd.Index(index, name="bin"))
 
@@ -594,11 +593,10 @@ def survival_table(
     for _, (chances, _) in in_pieces(averaged, weights.size * len(at), source.expected):
         share = weight[some][first : first + chances.shape[1]] / weight[some].sum()
         total, first = total + np.einsum("snt,n->st", chances, share), first + chances.shape[1]
-    unequal = None if are_equal(weights) else weights
     ends = [(1 - prob) / 2, (1 + prob) / 2]
-    lower, upper = weighted_quantile(total[None], unequal, ends)
+    lower, upper = weighted_quantile(total[None], unequal(weights), ends)
     columns = {
-        "mean": weighted_mean(total[None], unequal),
+        "mean": weighted_mean(total[None], unequal(weights)),
         "lower": lower,
         "upper": upper,
         "kaplan_meier": kaplan_meier(y, censored == 0, weight, at),

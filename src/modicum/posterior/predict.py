@@ -17,8 +17,8 @@ from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, ali
 from modicum.posterior.fitted import FittedDraws, affordable, check_interval, thinned
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, with_groups
 from modicum.posterior.weighted import (
-    are_equal,
     normalised,
+    unequal,
     weighted_mcse,
     weighted_mean,
     weighted_quantile,
@@ -234,15 +234,15 @@ def mixed_prediction(
     at, weights = [(1 - prob) / 2, (1 + prob) / 2, *probabilities], [fit.weights for fit in fits]
     mixed = [share * normalised(w) for share, w in zip(shares, weights, strict=True)]
     joined = weights[0] if len(fits) == 1 else np.concatenate(mixed, axis=1)
-    unequal = None if are_equal(joined) else joined
+    differing = unequal(joined)
     for pieces in zip(*(fit.pieces(total) for fit in fits), strict=True):
         if len({average.shape[1:] for average, _ in pieces}) > 1:
             raise SettingError("the models predict different classes: average those of one kind.")
         averages, singles = (np.concatenate(each) for each in zip(*pieces, strict=True))
         each = [weighted_mcse(a[None], w) for (a, _), w in zip(pieces, weights, strict=True)]
         error = np.sqrt(sum((s * e) ** 2 for s, e in zip(shares, each, strict=True)))
-        ends = weighted_quantile(singles[None], unequal, at)
-        parts.append(np.stack([weighted_mean(averages[None], unequal), error, *ends]))
+        ends = weighted_quantile(singles[None], differing, at)
+        parts.append(np.stack([weighted_mean(averages[None], differing), error, *ends]))
     mean, error, lower, upper, *asked = np.concatenate(parts, axis=1)
     check_finite(mean, joined)
     is_frame = library(rows) == "pandas" and is_table(rows)

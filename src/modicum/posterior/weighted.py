@@ -124,14 +124,20 @@ def influence(x: Floats, weights: Floats) -> Floats:
     return np.asarray(w.reshape((*w.shape, *[1] * mean.ndim)) * (x - mean))
 
 
-def are_equal(weights: Floats) -> bool:
-    """Whether all draws count alike."""
-    return bool(np.ptp(weights) == 0 and weights.flat[0] > 0)
+def unequal(weights: Floats | None) -> Floats | None:
+    """Return the weights; None if there are none, or if they are equal, so that draws count alike.
+
+    Weights with a NaN count as unequal, and every estimate is then NaN.
+    """
+    if weights is None or not weights.size:
+        return None
+    return None if np.ptp(weights) == 0 and weights.flat[0] > 0 else weights
 
 
 def weighted_mcse(x: Floats, weights: Floats) -> Floats:
     """Estimate the Monte Carlo error of `weighted_mean` by the delta method and batch means."""
-    zeta = x if are_equal(weights) else influence(x, weights)  # a constant changes no variance
+    # without weights it differs from x by a constant, which changes no variance
+    zeta = x if unequal(weights) is None else influence(x, weights)
     return np.sqrt(np.asarray(batch_means_variance(zeta)) / weights.size)
 
 
