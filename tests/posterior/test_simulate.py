@@ -115,7 +115,7 @@ def test_the_prior_predictive_is_that_of_the_prior(post):
 
 def test_checks_report_and_arviz_take_them(post, tmp_path):
     check = post.ppc()
-    assert check.kind == "ecdf"
+    assert check.kind == "quantiles"
     assert check.outside < 0.3
     wrong = posterior(simulate=lambda th, row, key: 9 + jax.random.normal(key))
     assert wrong.ppc().outside > 0.5
@@ -235,7 +235,7 @@ def test_models_of_numpyro_draw_by_the_distribution_of_what_they_observe():
     error = np.sqrt((24 - 4) / 2000)
     assert np.abs(z.var(axis=0) - 2).max() < 4.5 * error
     assert np.abs(z.var(axis=0) - 1).max() > 4.5 * error  # negative control: a normal's
-    assert post.ppc().kind == "ecdf"
+    assert post.ppc().kind == "quantiles"
     prior = post.to_datatree()["prior"]["slope"].to_numpy()
     assert prior.mean() == pytest.approx(1.0, abs=4.5 * 0.5 / np.sqrt(prior.size))
     assert prior.std() == pytest.approx(0.5, rel=4.5 * np.sqrt(0.5 / prior.size))
