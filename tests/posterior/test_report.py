@@ -255,6 +255,21 @@ def test_the_code_to_run_it_again_has_offset_and_weights():
     assert """family="poisson", offset='log_years', weights='copies', method="hmc",""" in code
 
 
+@pytest.mark.parametrize(
+    ("draws", "words"),
+    [
+        ({"beta": np.zeros((2, 30, 0)), "intercept": RNG.normal(size=(2, 30))}, "fine: "),
+        ({"beta": np.full((2, 30, 2), np.nan)}, "wrong: "),
+        ({"one": np.ones((1, 1))}, "R-hat unknown"),
+        ({"flag": RNG.random((2, 40)) < 0.5}, "Draws of flag, from 1 rows"),
+    ],
+)
+def test_odd_draws_can_be_printed(draws, words):
+    post = bare(None, draws)
+    assert words in str(post)
+    assert "table" in Page(post._repr_html_()).tags
+
+
 def test_notebooks_show_boxes_without_injection(post):
     for shown in (post, post.rows, post.ledger):
         text = shown._repr_html_()

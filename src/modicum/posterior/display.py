@@ -162,7 +162,8 @@ def overall(all_lights: Iterable[Light]) -> tuple[Level, str]:
     found = list(all_lights)
     levels: tuple[Level, ...] = ("bad", "doubtful", "good")
     worst = next(level for level in levels if level in {light.level for light in found})
-    telling = [light for light in found if light.level == worst and light.figure[0] != "0"]
+    none = ("0", "0 draws")  # which say nothing
+    telling = [light for light in found if light.level == worst and light.figure not in none]
     figures = ", ".join(f"{light.name} {light.figure}" for light in telling)
     words = {
         "bad": "Do not use this fit until this is understood",
@@ -187,8 +188,7 @@ class Shown(NamedTuple):
     @classmethod
     def of(cls, post: FittedDraws) -> Shown:
         """Summarize the first scalars; only coefficients of columns share the picture's axis."""
-        names = _first_names(post)
-        whole = summary(post, names)
+        whole = summary(post, _first_names(post))
         level, verdict = overall(lights(post, whole))
         frame = whole.head(SHOWN)
         low, high = frame.columns[2:4]
@@ -197,7 +197,8 @@ class Shown(NamedTuple):
              f"{line['r_hat']:.3f}"]
             for name, line in frame.iterrows()
         ]  # fmt: skip
-        drawn = frame.index.str.match(r"beta\b") | ("beta" not in names)
+        drawn = frame.index.str.match(r"beta\b")
+        drawn |= not drawn.any()
         ends = frame.loc[drawn, [low, high]].to_numpy()
         ends = ends[np.isfinite(ends).all(axis=1)]
         start, stop = (min(ends.min(), 0.0), max(ends.max(), 0.0)) if len(ends) else (0.0, 0.0)

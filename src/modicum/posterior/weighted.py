@@ -92,6 +92,7 @@ def weighted_quantile(x: Floats, weights: Floats | None, q: ArrayLike) -> Floats
     4.0
     """
     levels = np.asarray(q, dtype=float)
+    x = x.astype(float) if x.dtype == bool else x
     if weights is None and x.size > LARGE:
         return _by_threads(x, lambda a: np.quantile(a, levels, overwrite_input=True))
     if weights is None:
