@@ -22,7 +22,7 @@ from modicum.linalg.arrow import (
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.passes.sums import Sums
-from modicum.runtime import Array, for_numpy, in_double_precision, jit
+from modicum.runtime import Array, for_numpy, jit
 
 
 def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:
@@ -89,17 +89,13 @@ def _folded_prior(
     return expansion(lambda x: target.log_folded_prior(at.at[own].set(x), smooth))(at[own])
 
 
-@in_double_precision
-def exact_log_priors(target: Target, points: np.ndarray) -> np.ndarray:
-    """Return the non-quadratic part of the log-prior at each of `points`."""
-    assert target.exact_prior is not None
-    exact, numbers = target.exact_prior
-    return np.array(_exact_log_priors(exact, points, numbers))
-
-
+@for_numpy
 @jit(static=0)
-def _exact_log_priors(exact: ExactPrior, points: Array, numbers: tuple[Numbers, ...]) -> jax.Array:
-    return jax.vmap(lambda t: exact.log_density(t, numbers))(points)
+def exact_log_priors(
+    exact: ExactPrior, points: Array, numbers: tuple[Numbers, ...]
+) -> tuple[jax.Array]:
+    """Return the non-quadratic part of the log-prior at each of `points`."""
+    return (jax.vmap(lambda t: exact.log_density(t, numbers))(points),)
 
 
 @dataclass(frozen=True)

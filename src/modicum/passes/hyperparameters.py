@@ -170,7 +170,8 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     _, slope, bent = folded_prior(target, at.point, smooth=True)
     information = -plus(at.B, bent)
     none = ArrowMatrix.of(at.B).diagonal_like(np.zeros(len(at.point)))
-    logs = exact_log_priors(target, points)
+    (logs,) = exact_log_priors(exact, points, numbers)
+    logs = logs.copy()
     for k, t in enumerate(points):
         mean, precision = exact.normal_approximation(t, none, numbers, hyperparameters=False)
         pull = (at.A + slope - precision @ (t - mean))[:likelihood_size]
