@@ -95,7 +95,7 @@ parts: $(STAMP)
 	$(BIN)/python -m modicum_lab.bench.parts $(if $(QUICK),--quick)
 
 docs: | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[docs,test]' latex2mathml
+	$(BIN)/python -m pip install --quiet -e '.[docs,test]'
 	$(PYTEST) -m "slow or not slow" tests/test_readme.py -k "page or compared"
 	$(BIN)/sphinx-build -W --keep-going -b html docs site
 

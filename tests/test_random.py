@@ -24,9 +24,10 @@ from modicum.random import (
 COUNT = 20_000
 LIMIT = 1e-4  # p-value below which a test fails; seeds are fixed
 
-# Streams that several files draw from for one purpose: the points of a run's only pilot study, the
-# mini-batches of its rows, draws of the prior, and effects of groups that the fit did not have.
-SHARED = {"NEW_GROUPS", "PILOT_DRAWS", "PRIOR_DRAWS", "SIGN_BATCHES"}
+# Streams that several files draw from for one purpose: the points of a run's only pilot study, its
+# short chains (with the seed of the run, or one that all runs share), the mini-batches of its rows,
+# draws of the prior, and effects of groups that the fit did not have.
+SHARED = {"NEW_GROUPS", "PILOT_CHAINS", "PILOT_DRAWS", "PRIOR_DRAWS", "SIGN_BATCHES"}
 
 
 def shared_streams(sources):
