@@ -44,18 +44,18 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 7_630,
-    "rows": 6_930,
-    "methods": 6_510,
-    "posterior": 6_200,
-    "kernels": 4_240,
-    "passes": 3_080,
-    "": 3_165,
-    "run": 1_400,
-    "cli": 1_135,
-    "digest": 900,
-    "linalg": 730,
-    "diagnostics": 550,
+    "models": 7_390,
+    "rows": 6_640,
+    "methods": 6_180,
+    "posterior": 6_130,
+    "kernels": 3_760,
+    "passes": 3_010,
+    "": 3_110,
+    "run": 1_320,
+    "cli": 1_110,
+    "digest": 890,
+    "linalg": 710,
+    "diagnostics": 540,
 }
 
 NAMED_TWICE = {  # classes that users know by the module they are in
@@ -241,8 +241,8 @@ def test_only_packages_and_public_modules_list_their_names():
 def test_packages_keep_to_their_budgets(library):
     lines = sizes(library)
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
-    assert sum(BUDGET.values()) <= 42_470
-    assert len(library) <= 213
+    assert sum(BUDGET.values()) <= 40_790
+    assert len(library) <= 207
 
 
 def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings():
