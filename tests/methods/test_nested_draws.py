@@ -16,7 +16,7 @@ from modicum.fit import model_for
 from modicum.methods import nested_draws
 from modicum.methods.pilot.anchored_proxy import StudySettings, log_proxies
 from modicum.methods.pilot.study import weigh
-from modicum.models.priors.exact import Effects
+from modicum.models.priors import exact
 from modicum.rows.reading import read_formula
 
 WIDE = np.polynomial.hermite_e.hermegauss(60)
@@ -285,8 +285,8 @@ def at_their_mode(density, rng, count):
     return np.tile(density.mode, (count, 1)), np.zeros(count)
 
 
-def without_prior(effects, hyper, numbers):
-    return hyper[..., : effects.count].sum(axis=-1)  # a flat density of the standard deviations
+def without_prior(kinds, hyper, numbers):
+    return hyper[..., : len(kinds)].sum(axis=-1)  # a flat density of the standard deviations
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def without_prior(effects, hyper, numbers):
     ("owner", "name", "broken"),
     [
         pytest.param(nested_draws.ScaleDensity, "draw", at_their_mode, id="scales at their mode"),
-        pytest.param(Effects, "log_hyper", without_prior, id="scales without their prior"),
+        pytest.param(exact, "log_hyper_density", without_prior, id="scales without their prior"),
     ],
 )
 def test_ranks_tell_scales_that_are_drawn_wrongly(monkeypatch, owner, name, broken):
