@@ -61,6 +61,14 @@ def test_the_step_is_its_equation(integrator, x64):
     np.testing.assert_allclose(found, linear, rtol=1e-12)
 
 
+@pytest.mark.parametrize("integrator", LINEAR, ids=repr)
+def test_a_step_keeps_the_precision_of_the_chain(integrator, x64):
+    one, h = jnp.ones(1, np.float32), jnp.asarray(0.07, np.float32)
+    walk = IntegratorState(one, one if integrator.has_momentum else ())
+    after = integrator.kick(one, walk, one, h, {}, lambda: None)
+    assert {leaf.dtype for leaf in jax.tree.leaves(after)} == {np.dtype(np.float32)}
+
+
 @pytest.mark.parametrize("integrator", [Underdamped(3.0), Friction(3.0), Baoab(3.0)], ids=repr)
 def test_exponential_weights_give_the_transition_of_the_full_gradient(integrator, x64):
     """Theorem 2 of the EWSG paper, for weights divided by n: they need not add up to 1."""

@@ -53,6 +53,10 @@ class Response(NamedTuple):
     at: Array
     noise: Array
 
+    def astype(self, dtype: np.dtype) -> Response:
+        """Return the response in the precision of a chain."""
+        return Response(*(jnp.asarray(part, dtype) for part in self))
+
     def variance(self, curvature: float = 1.0, gradient_noise: float = 0.0) -> float:
         """Stationary variance of z for U of this curvature and g of this variance; may be inf."""
         from scipy.linalg import solve_discrete_lyapunov
@@ -122,7 +126,7 @@ class Integrator:
 
         `diagonal` computes the diagonal of the gradient's Jacobian on demand.
         """
-        step = self._response(h)
+        step = self._response(h).astype(state.z.dtype)
 
         def moved(line: jax.Array, kick: jax.Array, noise: jax.Array) -> jax.Array:
             free = line[0] * state.z
@@ -138,7 +142,7 @@ class Integrator:
 
         The momentum, or else the position, becomes r' = k r - c g + tau xi.
         """
-        step = self._response(h)
+        step = self._response(h).astype(state.z.dtype)
         tau = step.noise[-1]
         if not self.has_momentum:
             unmoved = jnp.zeros_like(state.z)
