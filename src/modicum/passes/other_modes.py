@@ -289,7 +289,8 @@ class _RowSample:
 
         def rise(z: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._log_posterior(self.centre + self.factor @ z)
-            slope = self.factor.T @ gradient
+            with np.errstate(all="ignore"):  # far out a gradient may not be finite
+                slope = self.factor.T @ gradient
             if not np.isfinite(value) or not np.all(np.isfinite(slope)):
                 return -BEYOND, np.zeros(len(z))  # the line search turns back
             return value - before, slope
