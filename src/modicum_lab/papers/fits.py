@@ -19,6 +19,8 @@ from modicum.posterior import Posterior
 from modicum_lab.datasets import Dataset
 from modicum_lab.papers.experiments import Table
 
+CONVERGED = 1.1  # R-hat above which draws say nothing about where a method converges
+
 
 @dataclass(frozen=True)
 class Contender:

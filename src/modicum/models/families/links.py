@@ -46,13 +46,13 @@ def log_softplus(x: jax.Array) -> jax.Array:
 
 def _leading(x: jax.Array) -> jax.Array:
     """Stirling's formula for log-gamma, without the series."""
-    return (x - 0.5) * jnp.log(x) - x + HALF_LOG_2PI
+    return (x - 0.5) * namespace(x).log(x) - x + HALF_LOG_2PI
 
 
 def _series(x: jax.Array) -> jax.Array:
     """1 / 12x - 1 / 360x^3 + ..., for x from `FAR`."""
     inverse = 1 / x
-    total = jnp.zeros_like(inverse)
+    total = namespace(x).zeros_like(inverse)
     for term in reversed(SERIES):
         total = total * inverse**2 + term
     return total * inverse
@@ -62,15 +62,16 @@ def _series(x: jax.Array) -> jax.Array:
 def _log_ten_factors(x: jax.Array) -> jax.Array:
     """log of gamma(x + 10) / gamma(x) = x (x + 1) ... (x + 9): one logarithm, not ten."""
     q = x * (x + 9)  # (x + 1) (x + 8) = q + 8, and so on
-    return jnp.log(q * (q + 8) * (q + 14) * (q + 18) * (q + 20))
+    return namespace(x).log(q * (q + 8) * (q + 14) * (q + 18) * (q + 20))
 
 
 def stirling_rest(x: jax.Array) -> jax.Array:
     """log-gamma minus Stirling's formula (x - 1/2) log x - x + log(2 pi) / 2, for x > 0."""
-    x = jnp.asarray(x)
-    near, far = jnp.minimum(x, FAR), jnp.maximum(x, FAR)
+    xp = namespace(x)
+    x = xp.asarray(x)
+    near, far = xp.minimum(x, FAR), xp.maximum(x, FAR)
     shifted = _leading(near + FAR) + _series(near + FAR) - _log_ten_factors(near)
-    return jnp.where(x < FAR, shifted - _leading(near), _series(far))
+    return xp.where(x < FAR, shifted - _leading(near), _series(far))
 
 
 def log_gamma(x: jax.Array) -> jax.Array:

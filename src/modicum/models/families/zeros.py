@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.polynomial import chebyshev
-from scipy.special import gammaln, logsumexp
+from scipy.special import logsumexp
 
+from modicum.arrays import as_either
 from modicum.errors import SettingError
 from modicum.models.families.counts import NegativeBinomial, Poisson
 from modicum.models.families.extras import ExtraParameter, LogLink
@@ -29,6 +30,7 @@ from modicum.models.families.links import (
     chances,
     draw_counts,
     softplus,
+    stirling_rest,
 )
 from modicum.models.families.positive import Gamma, Lognormal
 from modicum.models.model import Batch
@@ -250,16 +252,9 @@ def _log_sum(log_c: np.ndarray, shape: float) -> np.ndarray:
     first = np.maximum(most - REACH[0] * sd, 1.0)
     j = np.where(step > 1, first, np.floor(first)) + step * np.arange(TERMS)
     ratio = np.where(c > 1, np.log1p((j - c) / most), np.log(j) - log_c[..., None])
-    terms = -(1 + shape) * (j * ratio - (j - c)) - _stirling_rest(j) - _stirling_rest(shape * j)
+    near_one = stirling_rest(as_either(j)) + stirling_rest(as_either(shape * j))
+    terms = -(1 + shape) * (j * ratio - (j - c)) - np.asarray(near_one)
     return logsumexp(terms + np.log(step), axis=-1) + 0.5 * log(shape) - log(2 * pi)
-
-
-def _stirling_rest(x: np.ndarray) -> np.ndarray:
-    """Log-gamma without the leading terms of Stirling's formula."""
-    near, far = np.minimum(x, 100.0), np.maximum(x, 100.0)
-    leading = (near - 0.5) * np.log(near) - near + 0.5 * log(2 * pi)
-    series = (1 - (1 / 30 - 2 / (7 * far**2) / 30) / far**2) / (12 * far)
-    return np.where(x < 100, gammaln(near) - leading, series)
 
 
 @lru_cache(maxsize=8)

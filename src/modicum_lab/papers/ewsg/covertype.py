@@ -17,6 +17,7 @@ from modicum.rows import Rows
 from modicum_lab.datasets import covertype, standardised
 from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations, states
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
+from modicum_lab.papers.fits import CONVERGED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
@@ -33,7 +34,6 @@ EXACT: dict[Scale, dict[str, int]] = {
     "laptop": {"chains": 2, "draws": 100, "tune": 300},
     "paper": {"chains": 4, "draws": 500, "tune": 1_000},
 }
-CONVERGED = 1.1  # largest R-hat of draws that may be called the posterior
 MODE = "mode of all rows"
 SHORT = "flymc, one pass"
 SHORT_CHAINS: dict[Scale, int] = {"smoke": 2, "laptop": 20, "paper": 200}

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from modicum.diagnostics import optimal_variance, r_hat, relative_computational_time
 from modicum_lab.papers.experiments import Claim, Table
-from modicum_lab.papers.fits import Fit, Length
+from modicum_lab.papers.fits import CONVERGED, Fit, Length
 from modicum_lab.papers.hmc_ecs.comparison import (
     BLOCKS,
     DEFAULT,
@@ -136,7 +136,6 @@ def accuracy_table(name: str, fits: Mapping[str, Fit], truth: Fit, note: str) ->
 
 
 CLOSE, BIASED = 0.3, 0.5  # limits of the largest error of a mean, in posterior sd
-CONVERGED = 1.1  # R-hat above which draws say nothing about where a method converges
 
 
 def _judged(what: str, fit: Fit, found: str, agree: bool) -> Claim:
