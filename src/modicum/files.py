@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +20,11 @@ from types import NoneType, UnionType
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from modicum.errors import ResourceError, SettingError
 
+MAPPED_FROM = 1 << 30  # bytes of an array of numbers per row
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 LOCKED_BYTE = 1 << 20  # after the text, since Windows does not let others read a locked byte
 SCHEME = re.compile(r"\s*[A-Za-z][\w+.-]+:/")  # of a URI, also as a Path, which drops a slash
@@ -134,6 +137,23 @@ def _not_written(path: str | os.PathLike[str], error: Exception) -> SettingError
 
 
 # Arrays -------------------------------------------------------------------------------------
+
+
+def number_per_row(shape: int | tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """Return an array to be filled, which from a gigabyte on is mapped to a temporary file.
+
+    The system writes such pages to the disk when memory gets short, so that a billion rows need no
+    more of it than ten million. Where the disk has no room, the array is in memory after all.
+    """
+    size = math.prod(np.atleast_1d(shape).tolist()) * np.dtype(dtype).itemsize
+    if size < MAPPED_FROM:
+        return np.empty(shape, dtype)
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # or a full disk would end the process
+            return np.memmap(file, dtype, "r+", shape=shape)
+    except (OSError, AttributeError):  # no room, or not POSIX
+        return np.empty(shape, dtype)
 
 
 def check_members(archive: zipfile.ZipFile, size: int) -> None:

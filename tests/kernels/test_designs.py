@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import chi2
 
 from helpers.targets import probabilities
-from modicum import SettingError
+from modicum import SettingError, files
 from modicum.kernels.designs import (
     DESIGNS,
     RowFacts,
@@ -69,6 +69,15 @@ def test_rows_come_as_often_as_their_probability_says(name, floor):
     np.testing.assert_array_equal(said, probability[rows])
     found, limit = chi_square(rows, probability)
     assert found < limit
+
+
+def test_tables_of_very_many_rows_are_files_of_the_same_numbers(monkeypatch):
+    held = weight_tables(WEIGHTS["lognormal"])
+    monkeypatch.setattr(files, "MAPPED_FROM", 100)
+    mapped = weight_tables(WEIGHTS["lognormal"])
+    assert isinstance(mapped.order, np.memmap)
+    assert not isinstance(held.order, np.memmap)
+    np.testing.assert_array_equal(mapped.order, held.order)
 
 
 def test_the_same_check_notices_rows_drawn_uniformly():

@@ -28,6 +28,7 @@ from numpy.typing import DTypeLike
 
 from modicum.arguments import Count, check_settings
 from modicum.errors import SettingError
+from modicum.files import number_per_row
 from modicum.models import Target
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
@@ -167,7 +168,7 @@ class Engine(ABC):
         parts = self.parts(chunk_map, arguments, rows, description, "float32")
         for (start, stop), part in zip(chunk_bounds(rows), parts, strict=True):
             if not len(out):
-                out = np.empty((len(rows), *part.shape[1:]), np.float32)
+                out = number_per_row((len(rows), *part.shape[1:]), np.float32)
             out[start:stop] = part[: stop - start]  # without the padding
         return out
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
+from modicum.files import number_per_row
 from modicum.rows.memory import Backend
 from modicum.rows.rows import Rows
 
@@ -116,7 +117,7 @@ def sorted_by_class(
 
 def classes_of_rows(expected: np.ndarray, classes: Classes) -> tuple[np.ndarray, np.ndarray]:
     """Return the class of each row, and the weight of each class."""
-    kinds = np.empty(len(expected), np.uint8)
+    kinds = number_per_row(len(expected), np.uint8)
     mass = np.zeros(CLASSES)
     for first in range(0, len(expected), BLOCK):
         kind, weight = classes.of(expected[first : first + BLOCK])
@@ -127,7 +128,7 @@ def classes_of_rows(expected: np.ndarray, classes: Classes) -> tuple[np.ndarray,
 
 def order_of_classes(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Return the row numbers sorted by class, by a counting sort in blocks."""
-    order = np.empty(len(kinds), np.uint32 if len(kinds) < 2**32 else np.int64)
+    order = number_per_row(len(kinds), np.uint32 if len(kinds) < 2**32 else np.int64)
     place = np.cumsum(size) - size
     for first in range(0, len(kinds), BLOCK):
         block = kinds[first : first + BLOCK]

@@ -63,7 +63,7 @@ def _measured(rows: Rows, parquet: int, reading_seconds: float, quick: bool) -> 
     for engine in engines.values():
         if isinstance(engine, Ray):
             engine.close()
-    made_of = f"{tall.NUMBERS} numbers and {tall.FACTORS} factors"
+    made_of = f"{tall.WIDE.numbers} numbers and {tall.WIDE.factors} factors"
     shape = f"{n:,} rows of {made_of}, {rows.row_bytes} bytes each"
     cost = Table(f"A row: {shape}", ["what", "seconds", "ns per row and worker"])
     cost.rows.append(["ingest of Parquet, one thread", reading_seconds, 1e9 * reading_seconds / n])

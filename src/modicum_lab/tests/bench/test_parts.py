@@ -81,12 +81,12 @@ def test_an_unknown_part_is_a_sentence(capsys, monkeypatch):
     )
 
 
-def test_made_up_rows_are_the_same_in_memory_and_in_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(tall, "BLOCK", 300)
-    assert tall.write_parquet(tmp_path, 1000, part_rows=600) > 0
+def test_made_up_rows_are_the_same_in_memory_and_in_files(tmp_path):
+    small = tall.Shape(4, 2, block=300)
+    assert tall.write_parquet(tmp_path, 1000, small, part_blocks=2) > 0
     assert len(list(tmp_path.iterdir())) == 2
     read = mo.rows.ingest(tmp_path, tmp_path / "store", outcome="y", progressbar=False)
-    held = tall.rows(1000)
+    held = tall.rows(1000, small)
     np.testing.assert_array_equal(read.slice(0, 1000)["x"], held.slice(0, 1000)["x"])
     np.testing.assert_array_equal(read.slice(0, 1000)["g3"], held.slice(0, 1000)["g3"])
     assert read.slice(0, 1000)["y"].sum() == held.slice(0, 1000)["y"].sum() > 0
