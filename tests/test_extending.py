@@ -1,9 +1,12 @@
-"""One new part of each kind, added as in CONTRIBUTING.md: a class, and a line in a registry."""
+"""One new part of each kind, by the code of CONTRIBUTING.md: a class, and a line in a registry."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -30,20 +33,35 @@ from helpers.targets import (
     softplus,
 )
 from modicum.cli import app
+from modicum.kernels import likelihood_estimates
 from modicum.kernels.designs import DESIGNS, Design, Drawn
 from modicum.kernels.integrators import INTEGRATORS, Langevin
-from modicum.kernels.likelihood_estimates import LIKELIHOODS, Estimate, EveryRow
 from modicum.kernels.moves import MALAMove
 from modicum.methods import METHODS, list_methods
 from modicum.methods.full_data import HMC
-from modicum.models import FAMILIES, LinearPredictorModel
-from modicum.models.priors.distributions import DISTRIBUTIONS, Prior
-from modicum.passes.engine import Engine, EngineChoice, chunk_bounds, chunk_results
-from modicum.rows.sources import Source
+from modicum.models import FAMILIES
+from modicum.models.priors import distributions
+from modicum.passes import engine
+from modicum.rows import sources
 from modicum.sklearn import Regressor
 from modicum_lab.datasets.dataset import Dataset, Recipe
 from modicum_lab.datasets.source import Source as PublicFile
 
+PARTS = (mo.models, distributions, engine, sources, likelihood_estimates)
+
+
+def page():
+    """Return what the Python of CONTRIBUTING.md defines, with the names of the parts it extends."""
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    names = {name: value for part in PARTS for name, value in vars(part).items()}
+    names |= {"np": np, "jnp": jnp, "pa": pa, "json": json, "islice": islice}
+    names |= {"dataclass": dataclass, "__name__": __name__}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    return SimpleNamespace(**names)
+
+
+PAGE = page()
 RUN = {"draws": 600, "tune": 300, "chains": 2, "random_seed": 3, "progressbar": False}
 
 
@@ -65,23 +83,6 @@ def truth():
     return some_rows(), exact_draws(log_likelihood, np.zeros(4), count=1_000)
 
 
-@dataclass(frozen=True)
-class WaitingTimes(LinearPredictorModel):
-    """Waiting times, log-rate linear in x."""
-
-    def log_density(self, eta, y):
-        return eta[0] - y * jnp.exp(eta[0])
-
-    def mean(self, eta):
-        return jnp.exp(-eta[0])
-
-    def draw_outcomes(self, rng, eta, batch):
-        return rng.exponential(np.exp(-eta[..., 0]))
-
-    def outcome_fault(self, y):
-        return y <= 0, "positive times"
-
-
 def everything_by_file(post, rows, folder):
     """Return what a posterior is asked for most; saved and loaded, it gives the same answers."""
     post.save(folder / "post")
@@ -98,7 +99,7 @@ def everything_by_file(post, rows, folder):
 
 @pytest.fixture
 def waiting(monkeypatch):
-    monkeypatch.setitem(FAMILIES, "waiting-times", WaitingTimes)
+    monkeypatch.setitem(FAMILIES, "waiting-times", PAGE.WaitingTimes)
     rng = np.random.default_rng(1)
     x = rng.normal(size=4_000)
     return pd.DataFrame({"y": rng.exponential(np.exp(-0.3 - 0.5 * x)), "x": x})
@@ -134,31 +135,10 @@ def test_a_family_from_the_command_line_and_scikit_learn(waiting, tmp_path):
     assert abs(np.log(regressor.predict(waiting[["x"]])).mean() + 0.3) < 0.1
 
 
-@dataclass(frozen=True)
-class LogisticPrior(Prior):
-    """A logistic distribution."""
-
-    mean: float = 0.0
-    scale: float = 1.0
-
-    @staticmethod
-    def density(value, *numbers):
-        mean, scale = numbers
-        z = (value - mean) / scale
-        return -z - 2 * jnp.log1p(jnp.exp(-z)) - jnp.log(scale)
-
-    @property
-    def centre(self):
-        return self.mean
-
-    def draw(self, rng, shape):
-        return rng.logistic(self.mean, self.scale, shape)
-
-
 def test_a_prior(monkeypatch, truth, tmp_path):
-    monkeypatch.setitem(DISTRIBUTIONS, "LogisticPrior", LogisticPrior)
+    monkeypatch.setitem(distributions.DISTRIBUTIONS, "LogisticPrior", PAGE.LogisticPrior)
     rows, without = truth
-    model = mo.models.Logistic(priors={"common": LogisticPrior(0, 0.02)})
+    model = mo.models.Logistic(priors={"common": PAGE.LogisticPrior(0, 0.02)})
     post = mo.sample(model, rows, method="hmc-ecs", **RUN)
 
     def with_prior(points):
@@ -169,27 +149,8 @@ def test_a_prior(monkeypatch, truth, tmp_path):
     assert disagreements(flat_draws(post), without) != []
     everything_by_file(post, rows, tmp_path)
     r = np.array([0.01, 0.05])
-    automatic = LogisticPrior.precision(r**2, np.zeros(2), np.full(2, 0.02))
+    automatic = PAGE.LogisticPrior.precision(r**2, np.zeros(2), np.full(2, 0.02))
     np.testing.assert_allclose(automatic, np.tanh(r / 0.04) / (0.02 * r), rtol=1e-5)
-
-
-def records(path, number=None):
-    """Return the first lines of a file of JSON objects as a table."""
-    with open(path) as lines:
-        return pa.Table.from_pylist([json.loads(line) for line in islice(lines, number)])
-
-
-class JsonLines(Source):
-    """A file with one JSON object per line."""
-
-    def __init__(self, path):
-        self.path, self.names = path, tuple(records(path, 1).column_names)
-
-    def types(self, columns):
-        return records(self.path, 1).select(columns).schema.types
-
-    def read(self, columns):
-        yield from records(self.path).select(columns).to_batches()
 
 
 def test_a_source(tmp_path):
@@ -197,7 +158,7 @@ def test_a_source(tmp_path):
     frame = pd.DataFrame({"x": rng.normal(size=300), "g": rng.choice(["a", "b", "c"], 300)})
     frame["y"] = 1.0 * (rng.random(300) < 1 / (1 + np.exp(-frame["x"])))
     frame.to_json(tmp_path / "rows.jsonl", orient="records", lines=True, double_precision=15)
-    source = JsonLines(tmp_path / "rows.jsonl")
+    source = PAGE.JsonLines(tmp_path / "rows.jsonl")
     settings = RUN | {"method": "laplace", "draws": 100}
     ours, theirs = (mo.fit("y ~ x + g", data, **settings) for data in (source, frame))
     np.testing.assert_allclose(ours["beta"], theirs["beta"], rtol=1e-9)
@@ -210,27 +171,11 @@ def test_a_source(tmp_path):
         mo.fit("y ~ z", source, **settings)
 
 
-class InTurn(Engine):
-    """Chunks one after the other, without threads."""
-
-    def parts(self, function, arguments, rows, description, dtype):
-        numbers = range(len(chunk_bounds(rows)))
-        return chunk_results(function, arguments, rows, numbers, dtype, threads=1)
-
-
-@dataclass(frozen=True)
-class OneAfterTheOther(EngineChoice):
-    """Passes without threads."""
-
-    def connect(self, progressbar):
-        return InTurn()
-
-
 def test_an_engine():
     rows = logistic_rows(70_000)  # more than one chunk
     ours, theirs = (
         quick(mo.models.Logistic(), rows, method="laplace", engine=engine)
-        for engine in (OneAfterTheOther(), mo.engines.Local())
+        for engine in (PAGE.OneAfterTheOther(), mo.engines.Local())
     )
     assert same_draws(ours, theirs)
 
@@ -262,20 +207,12 @@ class Halves(Design[HalvesTables]):
         return np.where(first, 0.75 / size, 0.25 / (int(tables.n) - size))
 
 
-class Plain(EveryRow):
-    """The average of D_i as it is: right to the order of its variance."""
-
-    def combine(self, values, present, tables):
-        mean, variance = self.mean_and_variance(values)
-        return Estimate(mean, mean, variance)
-
-
 @pytest.fixture(scope="module")
 def composed(truth):
     """A run with a new design and a new estimator, and a plan for stochastic gradients."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DESIGNS, "halves", Halves)
-        patch.setitem(LIKELIHOODS, "plain", Plain)
+        patch.setitem(likelihood_estimates.LIKELIHOODS, "plain", PAGE.Plain)
         method = mo.HMCECS(design="halves", estimator="plain", subsample=200)
         post = mo.sample(mo.models.Logistic(), truth[0], method=method, **RUN)
         plans = [
@@ -296,7 +233,7 @@ def test_a_design(composed, truth):
 def test_a_likelihood_estimator(composed, truth):
     post, (plan, _) = composed
     assert disagreements(flat_draws(post), truth[1]) == []
-    assert plan.kernel.estimator == Plain(1)
+    assert plan.kernel.estimator == PAGE.Plain(1)
 
 
 @dataclass(frozen=True)

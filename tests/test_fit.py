@@ -122,8 +122,7 @@ def test_a_new_level_is_refused_or_the_reference(frame, post):
     np.testing.assert_array_equal(
         lenient, post.predict(new.assign(carrier=["AA", "AA", "UA"])).mean
     )
-    with pytest.raises(mo.SettingError, match="newlevels must be"):
-        post.predict(new, newlevels="ignore")
+    refused(mo.SettingError, "newlevels must be", post.predict, new, newlevels="ignore")
 
 
 def test_wrong_tables_are_clear_errors(frame, post):

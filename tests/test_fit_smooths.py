@@ -6,6 +6,7 @@ import pytest
 from scipy.interpolate import BSpline
 
 import modicum as mo
+from helpers.refusals import refused
 from modicum import plots
 from modicum.errors import DataError, SettingError
 
@@ -121,10 +122,8 @@ def test_predictions_are_intercept_plus_curve(post, table):
     at = pd.DataFrame({"x": [0.5, 2.0, 3.5]})
     both = post.effects("s(x)", levels=at["x"])["mean"] + post.mean("intercept")
     np.testing.assert_allclose(post.predict(at).mean, both, atol=1e-6)
-    with pytest.raises(DataError, match="extrapolation="):
-        post.predict(pd.DataFrame({"x": [9.0]}))
-    with pytest.raises(DataError, match="known from"):
-        post.effects("s(x)", levels=[9.0])
+    refused(DataError, "extrapolation=", post.predict, pd.DataFrame({"x": [9.0]}))
+    refused(DataError, "known from", post.effects, "s(x)", levels=[9.0])
 
 
 def test_a_saved_fit_is_the_same(post, table, tmp_path):
@@ -168,8 +167,7 @@ def test_smooths_beside_groups(table):
     assert list(post.effects("g").index) == [f"g{i}" for i in range(6)]
     new = post.predict(table.head(3).drop(columns="g"))
     assert np.all((new.mean > 0) & (new.mean < 1))
-    with pytest.raises(SettingError, match=r"g, s\(x\)"):
-        post.effects()
+    refused(SettingError, r"g, s\(x\)", post.effects)
 
 
 def test_too_few_splines_are_told(post, table):
@@ -191,8 +189,7 @@ def test_other_parameters_have_smooths(table):
 
 
 def test_classes_without_one_predictor_are_refused(table):
-    with pytest.raises(SettingError, match="one per class"):
-        fitted("g ~ s(x)", table, family="softmax", priors=None)
+    refused(SettingError, "one per class", fitted, "g ~ s(x)", table, family="softmax", priors=None)
 
 
 def test_picture(post):

@@ -1,82 +1,36 @@
 """Theory of the block-Poisson estimate: its variance and its sign if factors are normal.
 
-They are f ~ N(mu, s^2) with mu = (d - a) / lambda and s = sigma_m / lambda, where sigma_m is the
-standard deviation of one mini-batch's dhat.
+They are f ~ N(mu, s^2) with mu = (d - a) / lambda and s = sigma_m / lambda, where d = l - sum q is
+what every mini-batch estimates, sigma_m the standard deviation of such an estimate, lambda the
+expected number of factors, and a the soft lower bound.
 """
 
-import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from scipy.special import digamma, ndtr, polygamma
-from scipy.stats import poisson
+from scipy.integrate import quad
+from scipy.stats import norm
 
 
-@dataclass(frozen=True)
-class NormalFactors:
-    """A Poisson(products) number of normal factors.
+class NormalFactors(NamedTuple):
+    log_mean: float  # E log |f|
+    log_variance: float  # Var log |Lhat| = lambda E (log |f|)^2, as of any compound Poisson sum
+    positive: float  # Pr(Lhat >= 0) when the subsample is drawn afresh
+    chain_sign: float  # along the chain: E Lhat / E |Lhat| = exp(-2 lambda E f^-)
 
-    Parameters
-    ----------
-    difference
-        d = l - sum q, which every mini-batch estimates.
-    deviation
-        sigma_m: the standard deviation of such an estimate.
-    products
-        Lambda.
-    lower
-        The soft lower bound a.
-    """
 
-    difference: float
-    deviation: float
-    products: float
-    lower: float
+def normal_factors(difference, deviation, products, lower):
+    """Return what follows from d, sigma_m, lambda and a, by quadrature."""
+    f = norm((difference - lower) / products, deviation / products)
 
-    @property
-    def mean(self) -> float:
-        """The mean mu of a factor."""
-        return (self.difference - self.lower) / self.products
+    def mean(function):
+        ends = f.ppf([1e-15, 1 - 1e-15])
+        return quad(lambda x: function(x) * f.pdf(x), *ends, points=[0.0], limit=200)[0]
 
-    @property
-    def sd(self) -> float:
-        """The standard deviation s of a factor."""
-        return self.deviation / self.products
-
-    def log_moments(self) -> tuple[float, float]:
-        """Return mean and variance of log |f|.
-
-        (f/s)^2 is noncentral chi-squared with one degree of freedom: a Poisson mixture of
-        chi-squared variables with 1 + 2J degrees, whose logarithms have digamma means and trigamma
-        variances.
-        """
-        rate = self.mean**2 / (2 * self.sd**2)
-        width = 12 * math.sqrt(rate) + 30
-        J = np.arange(max(0, math.floor(rate - width)), math.ceil(rate + width))
-        weight = poisson.pmf(J, rate)
-        psi = digamma(0.5 + J)
-        first = weight @ psi
-        between = weight @ (psi - first) ** 2
-        mean = math.log(self.sd) + (math.log(2) + first) / 2
-        return float(mean), float((weight @ polygamma(1, 0.5 + J) + between) / 4)
-
-    @property
-    def log_variance(self) -> float:
-        """Var log |Lhat| = lambda E (log |f|)^2, as of any compound Poisson sum."""
-        mean, variance = self.log_moments()
-        return self.products * (variance + mean**2)
-
-    @property
-    def positive(self) -> float:
-        """tau = Pr(Lhat >= 0) when the subsample is drawn afresh: (1 + e^(-2 lambda p)) / 2."""
-        negative = float(ndtr(-self.mean / self.sd))
-        return (1 + math.exp(-2 * self.products * negative)) / 2
-
-    @property
-    def chain_sign(self) -> float:
-        """Mean sign along the chain, E Lhat / E |Lhat| = exp(-2 lambda E f^-)."""
-        ratio = self.mean / self.sd
-        below = self.sd * math.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi) - self.mean * ndtr(
-            -ratio
-        )
-        return float(np.exp(-2 * self.products * max(below, 0.0)))
+    first, second = (mean(lambda x, k=k: np.log(abs(x)) ** k) for k in (1, 2))
+    return NormalFactors(
+        first,
+        products * second,
+        (1 + np.exp(-2 * products * f.cdf(0))) / 2,
+        np.exp(2 * products * mean(lambda x: min(x, 0))),
+    )

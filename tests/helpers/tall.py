@@ -17,13 +17,13 @@ def _columns(rng, n, count=3):
 
 def negative_binomial(rng, n):
     x, eta = _columns(rng, n)
-    return M.NegativeBinomial(), mo.Rows(x=x, y=rng.poisson(np.exp(eta) * rng.gamma(2, 0.5, n)))
+    return M.NegativeBinomial(), {"x": x, "y": rng.poisson(np.exp(eta) * rng.gamma(2, 0.5, n))}
 
 
 def ordinal(rng, n):
     x, eta = _columns(rng, n)
     latent = eta + rng.logistic(size=n)
-    return M.Ordinal(), mo.Rows(x=x, y=np.digitize(latent, [-1.0, 0.3, 1.5]))
+    return M.Ordinal(), {"x": x, "y": np.digitize(latent, [-1.0, 0.3, 1.5])}
 
 
 def heteroscedastic(rng, n):
@@ -40,7 +40,7 @@ def heteroscedastic(rng, n):
         log_likelihood,
         dict.fromkeys(names, 0.0),
     )
-    return model, mo.Rows(x=x, y=y)
+    return model, {"x": x, "y": y}
 
 
 def student_t(rng, n):
@@ -58,7 +58,7 @@ def student_t(rng, n):
 
     start = {"level": 0.0, "slope": 0.0, "scale": 1.0, "df": 10.0}
     positive = {"scale": mo.positive, "df": mo.positive}
-    return mo.Model(log_prior, log_likelihood, start, constraints=positive), mo.Rows(x=x, y=y)
+    return mo.Model(log_prior, log_likelihood, start, constraints=positive), {"x": x, "y": y}
 
 
 def mixture(rng, n):
@@ -74,30 +74,30 @@ def mixture(rng, n):
 
     start = {"mean": np.array([-1.0, 1.0]), "sd": 1.0, "share": 0.5}
     bounds = {"mean": mo.ordered, "sd": mo.positive, "share": mo.interval(0, 1)}
-    return mo.Model(log_prior, log_likelihood, start, constraints=bounds), mo.Rows(y=y)
+    return mo.Model(log_prior, log_likelihood, start, constraints=bounds), {"y": y}
 
 
 def weibull(rng, n):
     x, eta = _columns(rng, n)
     time, end = np.exp(eta) * rng.weibull(1.5, n), rng.exponential(3.0, n)
-    return M.Weibull(), mo.Rows(x=x, y=np.minimum(time, end), event=(time <= end).astype(float))
+    return M.Weibull(), {"x": x, "y": np.minimum(time, end), "event": time <= end}
 
 
 def quantile(rng, n):
     x, eta = _columns(rng, n)
-    return M.AsymmetricLaplace(quantile=0.8), mo.Rows(x=x, y=eta + rng.standard_t(4, n))
+    return M.AsymmetricLaplace(quantile=0.8), {"x": x, "y": eta + rng.standard_t(4, n)}
 
 
 def zero_inflated(rng, n):
     x, eta = _columns(rng, n)
     y = np.where(rng.random(n) < 0.2, 0, rng.poisson(np.exp(0.5 + eta)))
-    return M.ZeroInflatedPoisson(), mo.Rows(x=x, y=y)
+    return M.ZeroInflatedPoisson(), {"x": x, "y": y}
 
 
 def horseshoe(rng, n):
     x = rng.standard_normal((n, 8))
     y = rng.random(n) < 1 / (1 + np.exp(1 - x[:, 0] + 0.5 * x[:, 1]))
-    return M.Logistic(priors={"common": mo.priors.Horseshoe()}), mo.Rows(x=x, y=y)
+    return M.Logistic(priors={"common": mo.priors.Horseshoe()}), {"x": x, "y": y}
 
 
 def curve(rng, n):
@@ -114,7 +114,7 @@ def curve(rng, n):
 
     start = {"top": 1.0, "middle": 5.0, "pace": 1.0, "noise": 1.0}
     bounds = {"top": mo.positive, "pace": mo.positive, "noise": mo.positive}
-    return mo.Model(log_prior, log_likelihood, start, constraints=bounds), mo.Rows(time=time, y=y)
+    return mo.Model(log_prior, log_likelihood, start, constraints=bounds), {"time": time, "y": y}
 
 
 TALL = {
@@ -132,5 +132,5 @@ TALL = {
 
 
 def tall(name, n=100_000, seed=1):
-    """Return the model called `name` and `n` simulated rows."""
+    """Return the model called `name` and the fields of `n` simulated rows."""
     return TALL[name](np.random.default_rng(seed), n)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from helpers.refusals import refused
 from helpers.targets import probabilities
 from modicum import SettingError, files
 from modicum.kernels.designs import (
@@ -101,8 +102,7 @@ def test_probabilities_are_close_to_the_weights_and_above_the_floor(name):
 
 @pytest.mark.parametrize("bad", [[1.0, np.nan], [1.0, np.inf], [1.0, -0.1]])
 def test_impossible_weights_are_refused(bad):
-    with pytest.raises(SettingError, match="finite numbers from 0"):
-        weight_tables(np.array(bad))
+    refused(SettingError, "finite numbers from 0", weight_tables, np.array(bad))
 
 
 def test_uniform_rows():

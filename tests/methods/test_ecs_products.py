@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.normal_factors import NormalFactors
+from helpers.normal_factors import normal_factors
 from helpers.pilots import moments
 from modicum.methods.ecs.signed_products import MiniBatches, choose_products
 
@@ -74,7 +74,7 @@ def test_a_row_that_no_mini_batch_of_the_pilot_has_counts_too():
 
 
 def test_the_pilot_sign_agrees_with_theory_for_normal_residuals():
-    theory = NormalFactors(0.0, 10.0, 20, -20.0)
+    theory = normal_factors(0.0, 10.0, 20, -20.0)
     positive, sign = pilot_sign(pilot(10.0, rows=20_000), 30, 20)
     assert positive == pytest.approx(theory.positive, abs=0.01)
     assert sign == pytest.approx(theory.chain_sign, abs=0.01)

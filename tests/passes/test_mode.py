@@ -346,8 +346,7 @@ def own_quantile(rows):
 @pytest.mark.parametrize(("rows", "most"), [(3_000, 250), (41_000, 2)])
 def test_a_kink_ends_the_search_for_a_mode_soon_and_on_a_subset(rows, most):
     task = own_quantile(rows)
-    with pytest.raises(NoModeError, match="has a kink there"):
-        task.anchor_at_mode()
+    refused(NoModeError, "has a kink there", task.anchor_at_mode)
     assert 0 < task.ledger.sweeps <= most
 
 

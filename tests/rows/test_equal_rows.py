@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from modicum.passes import LocalEngine, Sums
 from modicum.rows import equal_rows
 from modicum.rows.equal_rows import distinct_rows
@@ -189,5 +190,4 @@ def test_groups_of_equal_rows_are_not_groups_of_one():
     model = mo.models.IntegratedEffects(mo.models.Logistic(), "ward")
     assert len(few) == len(model.units(few)) == 3
     alone = {name: part for name, part in contents(few).items() if name != "weight"}
-    with pytest.raises(mo.DataError, match="every row has its own 'ward'"):
-        model.units(mo.Rows(**alone))
+    refused(mo.DataError, "every row has its own 'ward'", model.units, mo.Rows(**alone))

@@ -239,6 +239,5 @@ def test_ctrl_c_returns_the_draws_so_far(rows, whole, tmp_path, monkeypatch):
 def test_ctrl_c_during_warm_up_is_an_interrupt(rows, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     press_ctrl_c(monkeypatch, 20)
-    with pytest.raises(KeyboardInterrupt, match="before the first draw"):
-        quick(MODEL, rows)
+    refused(KeyboardInterrupt, "before the first draw", quick, MODEL, rows)
     assert signal.getsignal(signal.SIGINT) is before

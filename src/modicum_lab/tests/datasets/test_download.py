@@ -114,9 +114,9 @@ def test_a_file_is_fetched_once(server, tmp_path):
 
 
 def test_a_loader_downloads(tmp_path, monkeypatch):
-    from helpers import dataset_files as files
     from modicum_lab.datasets import covertype as loader
     from modicum_lab.datasets.covertype_table import RECIPE
+    from modicum_lab.tests import dataset_files as files
 
     table, content = files.covertype()
     (tmp_path / "served.gz").write_bytes(content)

@@ -4,7 +4,6 @@ import gzip
 import lzma
 import sys
 import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +13,7 @@ import pytest
 import modicum as mo
 from helpers import tables
 from modicum.models import Target
-
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import dataset_files as files
+from modicum_lab.tests import dataset_files as files
 
 D = mo.datasets
 

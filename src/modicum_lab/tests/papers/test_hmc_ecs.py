@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import modicum as mo
+from helpers.normal_factors import normal_factors
 from modicum.plots import METHOD_COLOURS
 from modicum.posterior import Posterior
 from modicum_lab.papers import report
@@ -63,6 +65,19 @@ def test_the_best_lambda_is_a_few_deviations():
     ratios = [optimal_products(s, 0.01) / s for s in (10.0, 30.0, 100.0)]
     assert all(2.9 < ratio < 4.5 for ratio in ratios), ratios
     assert optimal_products(10.0, 1.0) > optimal_products(10.0, 0.01)  # all products drawn anew
+
+
+def test_no_other_lambda_takes_less_time_by_the_theory_of_normal_factors():
+    """The soft lower bound is d - lambda; variance and sign are those of an independent helper."""
+
+    def time(products, refreshed=0.01):
+        theory = normal_factors(0.0, 30.0, products, -products)
+        accepted = 2 * norm.cdf(-np.sqrt(2 * theory.log_variance * refreshed) / 2)
+        return products * (2 - accepted) / accepted / (2 * theory.positive - 1) ** 2
+
+    best = optimal_products(30.0, 0.01)
+    assert time(best) < 1.001 * min(time(share * best) for share in (0.9, 0.97, 1.03, 1.1))
+    assert time(best) < 0.99 * min(time(0.7 * best), time(1.4 * best))  # and it matters
 
 
 def test_m_and_lambda_follow_from_the_variance_along_the_chain():
