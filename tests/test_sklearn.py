@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from joblib import parallel_config
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.linear_model import BayesianRidge
@@ -15,6 +16,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import modicum as mo
+import modicum.sklearn
 from helpers.refusals import refused
 from helpers.targets import TIMES, class_rows, gaussian_rows, logistic_rows, poisson_rows
 from modicum.diagnostics import mcse
@@ -52,9 +54,31 @@ def test_the_posterior_is_that_of_the_front_door(late, binary):
     np.testing.assert_array_equal(late.posterior_["beta"], post["beta"])
     np.testing.assert_allclose(late.coef_, [post.mean("beta")])
     np.testing.assert_allclose(late.intercept_, [post.mean("intercept")])
-    np.testing.assert_allclose(
-        late.predict_proba(binary[0])[:, 1], post.predict(rows, draws=1000).mean
-    )
+    chances = post.predict(rows)
+    off = late.predict_proba(binary[0])[:, 1] - chances.mean
+    assert np.all(np.abs(off) < 0.05 * (chances.upper - chances.lower))
+
+
+def test_few_draws_have_the_mean_of_all(monkeypatch):
+    """Expected outcomes that are linear in the parameters are those at the means, exactly."""
+    X, y = arrays(gaussian_rows(N))
+    fit = LinearRegression(**SHORT | {"draws": 1000}).fit(X, y)
+    linear = X @ fit.coef_ + fit.intercept_
+    np.testing.assert_allclose(fit.predict(X), linear, rtol=1e-9)
+    monkeypatch.setattr(modicum.sklearn, "FEW_DRAWS", 1001)  # negative control: draws count alike
+    assert not np.allclose(fit.predict(X), linear, rtol=1e-6)
+
+
+def test_long_fits_show_progress_and_say_how_they_draw(monkeypatch, capsys):
+    """A fit that left the weighted road used to say nothing for minutes."""
+    X, y = arrays(logistic_rows(3000))
+    fit = LogisticRegression(random_state=1).fit(X, y)
+    assert "modicum:" not in capsys.readouterr().err
+    monkeypatch.setattr(modicum.sklearn, "PATIENCE", 0.0)
+    fit.fit(X, y)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "modicum:" in line]
+    said = ["mode", fit.posterior_.tuning["method"], "checks"]
+    assert lines == [f"modicum: {line}" for line in said]
 
 
 def test_a_pipeline_with_a_rare_level_is_sane_and_names_it():
@@ -95,9 +119,12 @@ def test_clone_pickle_and_pipelines(late, binary):
     np.testing.assert_allclose(scaled.predict_proba(X), moved.predict_proba(100 + 7 * X), atol=1e-6)
 
 
-@pytest.mark.slow
-def test_folds(late, binary):
-    assert cross_val_score(late, *binary, cv=2).min() > 0.55
+@pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
+def test_folds_side_by_side_score_as_one_by_one(late, binary, backend):
+    scores = cross_val_score(late, *binary, cv=2)
+    assert scores.min() > 0.55
+    with parallel_config(backend):
+        np.testing.assert_array_equal(cross_val_score(late, *binary, cv=2, n_jobs=2), scores)
 
 
 def test_sparse_columns_are_dense_ones(late, binary):
@@ -204,7 +231,7 @@ def test_counts_over_exposures_are_counts(tmp_path):
     assert 0 < fit.score(X, batch["y"] / exposure, sample_weight=exposure) < 1
     fit.posterior_.save(tmp_path / "saved")
     loaded = mo.Posterior.load(tmp_path / "saved")
-    np.testing.assert_allclose(loaded.predict({"x": X}, draws=1000).mean, fit.predict(X))
+    np.testing.assert_allclose(loaded.predict({"x": X}).mean, fit.predict(X), rtol=0.01)
     mean, std = fit.predict(X, return_std=True)
     assert np.all(std > np.sqrt(mean))  # variance of the outcome plus that of its rate
     plain = PoissonRegressor(**SHORT).fit(X, batch["y"] / exposure)  # the negative control

@@ -165,6 +165,22 @@ def say(sentence: str, progressbar: Progressbar) -> None:
         _write_line(sentence)
 
 
+class After:
+    """A callback for runs that are short as a rule: it writes lines, but not for some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._due = time.monotonic() + seconds
+        self._heard: dict[str, bool] = {}  # lines, and whether they are written
+
+    def __call__(self, event: ProgressEvent) -> None:
+        """Write a line for every phase that began."""
+        self._heard.setdefault(event.phase, False)
+        if time.monotonic() >= self._due:
+            for line in [line for line, written in self._heard.items() if not written]:
+                self._heard[line] = True
+                _write_line(line)
+
+
 def _write_line(line: str) -> None:
     """Write a line to the log if there is one, else to standard error."""
     if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):

@@ -35,9 +35,11 @@ from modicum.models.model import BaseModel
 from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior
 from modicum.posterior.fit_rows import aligned
+from modicum.posterior.fitted import thinned
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces
 from modicum.posterior.predict import Prepared, check_finite
-from modicum.posterior.weighted import weighted_mean, weighted_variance
+from modicum.posterior.weighted import normalised, weighted_mean, weighted_variance
+from modicum.progress import After
 from modicum.rows import Rows
 from modicum.rows.sources import is_table
 from modicum.run.chains import ChainCount
@@ -50,6 +52,7 @@ __all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regres
 
 Features: TypeAlias = Any  # arrays, sparse matrices, data frames
 NO_NOISE = 1e-6  # scale of outcomes without noise, in standard deviations of the outcome
+PATIENCE = 10.0  # seconds before a fit shows progress
 FIRST_ROWS = 10_000  # rows that this standard deviation is computed from
 
 
@@ -68,7 +71,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         tune: int | None = None,
         chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
-        progressbar: bool = False,
+        progressbar: bool | None = None,
     ) -> None:
         self.prior_scale = prior_scale
         self.fit_intercept = fit_intercept
@@ -140,7 +143,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             tune=self.tune,
             chains=self.chains,
             random_seed=seed,
-            progressbar=self.progressbar,
+            progressbar=After(PATIENCE) if self.progressbar is None else self.progressbar,
             # Weighted rows are always sorted: they are then the same as repeated ones.
             collapse="always" if "weight" in rows.fields else True,
         )
@@ -148,15 +151,40 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     def _expected(self, X: Features) -> np.ndarray:
         """Return the posterior mean of the expected outcomes; intervals would take longer."""
-        rows = self._rows_like(X)
-        fit = Prepared.of(self.posterior_, rows, MEAN_DRAWS, "refuse", None, None)
-        pieces = fit.pieces(fit.weights.size)
-        mean = np.concatenate([weighted_mean(each[None], fit.weights) for each, _ in pieces])
-        check_finite(mean, fit.weights)
+        rows, weights = self._rows_like(X), _weights_of_means(self.posterior_)
+        fit = Prepared.of(self.posterior_, rows, weights.size, "refuse", None, None)
+        pieces = fit.pieces(weights.size)
+        mean = np.concatenate([weighted_mean(each[None], weights) for each, _ in pieces])
+        check_finite(mean, weights)
         return mean
 
 
 MEAN_DRAWS = 1_000  # whose mean is within 0.03 posterior sds of that of all draws, at a fair cost
+FEW_DRAWS = 250  # that suffice if they are weighted to have the means of all draws
+PER_PARAMETER = 12  # fewest draws per parameter for such weights
+
+
+def _weights_of_means(post: Posterior) -> np.ndarray:
+    """Return weights (1, draws) of evenly spaced draws for means of expected outcomes.
+
+    A few draws are weighted such that parameters have the means that they have over all draws
+    (Deville and Sarndal 1992), as then have expected outcomes as far as they are linear in the
+    parameters. With many parameters some weights would be negative: more draws then count alike.
+    """
+    means = np.concatenate([np.ravel(post.mean(name)) for name in post.draws])
+    draws, equal = thinned(post, max(FEW_DRAWS, PER_PARAMETER * means.size))
+    flat = np.concatenate([x.reshape(equal.size, -1) for x in draws.values()], axis=1)
+    start = normalised(equal[0])
+    centred = flat - start @ flat
+    scale = np.maximum(centred.std(axis=0), np.finfo(float).tiny)
+    lacking, centred = (means - start @ flat) / scale, centred / scale
+    covariance = centred.T @ (start[:, None] * centred)
+    weights = start * (1 + centred @ np.linalg.lstsq(covariance, lacking, rcond=1e-9)[0])
+    if equal.size >= MEAN_DRAWS or not weights.min() > 0:
+        return thinned(post, MEAN_DRAWS)[1]
+    return weights[None]
+
+
 # Keyword arguments of scikit-learn's `validate_data`.
 _CHECKS_OF_X: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 _CHECKS_OF_Y: dict[str, Any] = {"multi_output": False}
@@ -260,8 +288,11 @@ class Regressor(_Regression):
         As in the families; None scales the priors to the data.
     fit_intercept
         Whether to add an intercept.
-    method, draws, tune, chains, progressbar
+    method, draws, tune, chains
         As in `mo.sample`.
+    progressbar
+        As in `mo.sample`; by default only fits of more than ten seconds show progress, and say by
+        which method they draw.
     random_state
         A seed, a NumPy random state, or None for a new seed at every fit.
 
@@ -299,7 +330,7 @@ class Regressor(_Regression):
         tune: int | None = None,
         chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
-        progressbar: bool = False,
+        progressbar: bool | None = None,
     ) -> None:
         super().__init__(
             prior_scale=prior_scale,
@@ -413,8 +444,11 @@ class LogisticRegression(ClassifierMixin, _Estimator):  # type: ignore[misc]
         As in the families; None scales the priors to the data.
     fit_intercept
         Whether to add an intercept.
-    method, draws, tune, chains, progressbar
+    method, draws, tune, chains
         As in `mo.sample`.
+    progressbar
+        As in `mo.sample`; by default only fits of more than ten seconds show progress, and say by
+        which method they draw.
     random_state
         A seed, a NumPy random state, or None for a new seed at every fit.
 

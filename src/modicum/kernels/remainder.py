@@ -50,7 +50,7 @@ def remainder(model: LinearPredictorModel, order: int, e: jax.Array, about: Abou
     large = np.asarray(far_apart(model, e))
     if large.any():
         at, far = np.nonzero(large)[-1], e[large]
-        taylor = [term[at] for term in about.taylor]
+        taylor = [term[at] for term in about.taylor[: order + 1]]
         rise = model.value(about.eta[at] + far, about.y[at]) - taylor[0]
         values[large] = less_polynomial(rise, far, taylor, order)
     return as_either(values)

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, isfinite
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import jax
@@ -186,7 +186,8 @@ FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari et al. 2024)
 ENOUGH = 0.5  # Pareto k below which weighted draws are as good as draws of the posterior
 NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is too small
 STILL = 0.01  # standard error that a pool of automatic size aims at
-LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size
+FIRST_POOL = 500  # rows that may show that so few suffice
+LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size otherwise
 TRIAL = 4_096  # most draws on which the verdict rests
 FEWEST = 1_000  # fewest draws
 FIRST = 24  # proposals of the independence sampler that are discarded as burn-in
@@ -397,7 +398,7 @@ class Laplace(Method):
     Parameters
     ----------
     pool
-        Rows in the pool, at most all rows. None: 2,000, or as many more as keep its noise below
+        Rows in the pool, at most all rows. None: 500, or as many more as keep its noise below
         0.01 posterior standard deviations, up to 20,000.
     weighted
         True: draws carry weights, which all summaries use. False: draws have equal weight, made by
@@ -461,8 +462,11 @@ class Laplace(Method):
 
     def weighed(self, weights: Weights, tail: float, density: Density) -> Proposals:
         """Return proposals weighted with a pool of rows, which is enlarged if k is below `tail`."""
-        pool, task = WeighingPool(weights, self.pool or LEAST_POOL), weights.about.task
+        pool, task = WeighingPool(weights, self.pool or FIRST_POOL), weights.about.task
         proposals = Proposals.of(density, task, self._first).weighed(pool)
+        if self.pool is None and not density.suffices(proposals.verdict):
+            pool = WeighingPool(weights, LEAST_POOL)
+            proposals = proposals.weighed(pool)
         noise = proposals.verdict.noise
         if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
             size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
@@ -553,16 +557,20 @@ def _independence_sampler(
 
     `chances` are uniform random numbers, one per proposal; arrays are (length, chain).
     """
-    length, chains = log_ratio.shape
-    places, rate = np.zeros((length, chains), int), np.ones((length, chains))
-    place, ratio = places[0], log_ratio[0]
-    for k in range(1, length):
-        with np.errstate(invalid="ignore"):  # a state of zero density accepts any proposal
-            rate[k] = np.exp(np.minimum(np.where(np.isfinite(ratio), log_ratio[k] - ratio, 0), 0))
-        accepted = chances[k] < rate[k]
-        place, ratio = np.where(accepted, k, place), np.where(accepted, log_ratio[k], ratio)
-        places[k] = place
-    return places, rate
+    places = np.zeros(log_ratio.shape, int)
+    with np.errstate(divide="ignore"):
+        thresholds = np.log(chances)
+    for chain in range(log_ratio.shape[1]):  # of plain numbers, since each step waits for the last
+        ratios, needed, place = log_ratio[:, chain].tolist(), thresholds[:, chain].tolist(), 0
+        for k, ratio in enumerate(ratios):
+            # a state of zero density accepts any proposal
+            if needed[k] < ratio - ratios[place] or not isfinite(ratios[place]):
+                place = k
+            places[k, chain] = place
+    before = np.take_along_axis(log_ratio, places[:-1], axis=0)
+    with np.errstate(invalid="ignore"):
+        rise = np.where(np.isfinite(before), log_ratio[1:] - before, 0.0)
+    return places, np.r_[np.ones((1, len(places.T))), np.exp(np.minimum(rise, 0.0))]
 
 
 @listed
