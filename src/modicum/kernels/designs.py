@@ -28,9 +28,8 @@ from modicum.rows.weight_classes import (
     Classes,
     KeptNumbers,
     KeptOrder,
-    classes_of_rows,
     extent_of,
-    order_of_classes,
+    rows_by_class,
 )
 from modicum.runtime import Array
 
@@ -258,10 +257,7 @@ def weight_tables(expected: np.ndarray | KeptNumbers, floor: float = 0.1) -> Wei
     classes = Classes(share, even, smallest, spacing)
     order: np.ndarray | KeptOrder
     if isinstance(expected, np.ndarray):
-        kinds, mass = classes_of_rows(expected, classes)
-        del expected  # free it: it is as large as the order made next
-        size = np.bincount(kinds, minlength=CLASSES)
-        order = order_of_classes(kinds, size)
+        mass, size, order = rows_by_class(expected, classes)
     else:
         mass, size, order = expected.sort(classes)
     # Empty classes are kept, so that all tables have one shape and share one compiled kernel. They

@@ -144,7 +144,7 @@ def _linear_pass(
         assert sums.target.arrow is not None
         levels = partial(_residuals_of_levels, control_variate, sums.target.arrow, by_draws)
         return levels, (proxy, jnp.asarray(pilot))
-    pass_over = _by_numpy if target.on_numpy else _compiled
+    pass_over = _by_numpy if target.on_numpy and sums.by_numpy else _compiled
     if by_draws:
         draws = _predictor_draws(control_variate, proxy, pilot)
         return partial(pass_over, _residuals_at_draws, control_variate), draws

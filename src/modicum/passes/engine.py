@@ -101,6 +101,7 @@ def compiled_pass(
     return compiled
 
 
+NUMPY_THREADS = 4  # more wait for Python's lock: sixteen take half as long again
 CHUNK_BYTES = 8 * 2**20  # size of a chunk in float64, so that it stays in the caches
 A = TypeVar("A")  # arguments of a function of chunks
 R = TypeVar("R")
@@ -226,6 +227,8 @@ def chunk_results(
 ) -> Iterator[Pytree]:
     """Yield the results of the chunks with these numbers in order, computed by a few threads."""
     size, compute = chunk_rows(rows), in_double_precision(_one_chunk)
+    if _is_numpy_code(function):
+        threads = min(threads, NUMPY_THREADS)
     jobs = (partial(compute, function, arguments, rows, i, size, dtype) for i in numbers)
     yield from in_order(jobs, threads)
 
@@ -265,11 +268,14 @@ def of_numpy(function: F) -> F:
     return function
 
 
+def _is_numpy_code(function: ChunkSum[A]) -> bool:
+    return hasattr(function.func if isinstance(function, partial) else function, "of_numpy")
+
+
 def _one_chunk(
     function: ChunkSum[A], arguments: A, rows: Rows, index: int, size: int, dtype: DTypeLike
 ) -> Pytree:
-    by_numpy = hasattr(function.func if isinstance(function, partial) else function, "of_numpy")
-    batch, present = rows.chunk(index, size, pad=not by_numpy)
+    batch, present = rows.chunk(index, size, pad=not _is_numpy_code(function))
     with on_device(index):
         result = function(arguments, batch, present)
         return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)

@@ -87,8 +87,10 @@ class Quadratic:
         return self + -other
 
 
-# Rows in groups, and rows times points, up to which NumPy takes less time than compiling.
-FEW_ROWS, FEW_VALUES = 1_000_000, 2_000_000
+# Rows, rows in groups, and rows times points, up to which NumPy takes less time than compiling.
+# Compiled passes take a tenth of the time per row on sixteen cores, and half of it on two, since
+# NumPy's threads wait for each other; compiling takes one or two seconds.
+FEW_ROWS, FEW_IN_GROUPS, FEW_VALUES = 5_000_000, 1_000_000, 2_000_000
 
 
 @dataclass
@@ -197,11 +199,10 @@ class Sums:
 
     @property
     def by_numpy(self) -> bool:
-        """Whether passes run in NumPy, without a compiler.
-
-        For groups, compiled passes take half the time, but compiling takes a second or two.
-        """
-        few = not self.rows.grouped or len(self.rows.members) <= FEW_ROWS
+        """Whether passes run in NumPy, without a compiler."""
+        grouped = self.rows.grouped
+        number = len(self.rows.members if grouped else self.rows)
+        few = number <= (FEW_IN_GROUPS if grouped else FEW_ROWS)
         return self.target.likelihood.on_numpy and few
 
     @property

@@ -7,7 +7,9 @@ added and rows sorted block by block, so that classes and order agree to the las
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import DTypeLike
 from modicum.files import number_per_row
 from modicum.rows.memory import Backend
 from modicum.rows.rows import Rows
+from modicum.runtime import in_order
 
 CLASSES = 256
 BLOCK = 1 << 20  # rows sorted at a time, and rows per shard of kept numbers: temporaries stay small
@@ -115,31 +118,41 @@ def sorted_by_class(
     return mass, np.bincount(kind, minlength=CLASSES), order
 
 
-def classes_of_rows(expected: np.ndarray, classes: Classes) -> tuple[np.ndarray, np.ndarray]:
-    """Return the class of each row, and the weight of each class."""
-    kinds = number_per_row(len(expected), np.uint8)
+def rows_by_class(
+    expected: np.ndarray, classes: Classes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return weight and size of each class, and row numbers sorted by class, for all rows.
+
+    Blocks are counted, and then sorted, by several threads.
+    """
+    n, cores = len(expected), os.cpu_count() or 1
+    kinds = number_per_row(n, np.uint8)
+    blocks = [slice(first, min(first + BLOCK, n)) for first in range(0, n, BLOCK)]
+
+    def count(block: slice) -> tuple[np.ndarray, np.ndarray]:
+        kinds[block], weight = classes.of(expected[block])
+        counts = np.bincount(kinds[block], minlength=CLASSES)
+        return np.bincount(kinds[block], weights=weight, minlength=CLASSES), counts
+
+    masses, counts = zip(*in_order((partial(count, block) for block in blocks), cores), strict=True)
+    size = np.sum(counts, axis=0)
+    order = number_per_row(n, np.uint32 if n < 2**32 else np.int64)
+    starts = np.cumsum(size) - size + np.cumsum(counts, axis=0) - counts  # (blocks, classes)
+
+    def sort(number: int) -> None:
+        inside = np.argsort(kinds[blocks[number]], kind="stable")
+        ends = np.cumsum(counts[number])
+        for kind in np.flatnonzero(counts[number]):
+            found = inside[ends[kind] - counts[number][kind] : ends[kind]]
+            start = starts[number, kind]
+            order[start : start + len(found)] = found + blocks[number].start
+
+    for _ in in_order((partial(sort, number) for number in range(len(blocks))), cores):
+        pass
     mass = np.zeros(CLASSES)
-    for first in range(0, len(expected), BLOCK):
-        kind, weight = classes.of(expected[first : first + BLOCK])
-        kinds[first : first + BLOCK] = kind
-        mass += np.bincount(kind, weights=weight, minlength=CLASSES)
-    return kinds, mass
-
-
-def order_of_classes(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return the row numbers sorted by class, by a counting sort in blocks."""
-    order = number_per_row(len(kinds), np.uint32 if len(kinds) < 2**32 else np.int64)
-    place = np.cumsum(size) - size
-    for first in range(0, len(kinds), BLOCK):
-        block = kinds[first : first + BLOCK]
-        inside = np.argsort(block, kind="stable")
-        counts = np.bincount(block, minlength=len(size))
-        cut = np.cumsum(counts)
-        for kind in np.flatnonzero(counts):
-            row_ids = inside[cut[kind] - counts[kind] : cut[kind]] + first
-            order[place[kind] : place[kind] + counts[kind]] = row_ids
-        place = place + counts
-    return order
+    for part in masses:  # in the order of blocks, as where numbers are kept elsewhere
+        mass += part
+    return mass, size, order
 
 
 # Rows in an order ---------------------------------------------------------------------------
