@@ -120,6 +120,15 @@ def compiled_code_stays():
         yield
 
 
+@pytest.fixture
+def x64():
+    """Enable double precision for JAX code in a test; Modicum enables its own."""
+    import jax
+
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def let_compiled_code_go():
     """Keep compiled code for the next file, unless memory runs short."""

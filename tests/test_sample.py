@@ -2,27 +2,21 @@
 
 import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.refusals import refused, unwarned
+from helpers.refusals import refused
 from helpers.targets import (
     Conjugate,
     all_of,
-    class_rows,
-    disagreements,
     flat_draws,
     gaussian_rows,
-    logistic_rows,
     normal_faults,
-    poisson_rows,
     quick,
     same_draws,
 )
-from modicum.kernels import moves
 from modicum.methods.skewed_axes import TOGETHER
 
 M = mo.models
@@ -58,135 +52,6 @@ def test_the_same_check_notices_a_dropped_prior(conjugate, conjugate_posterior):
 def test_the_same_check_notices_a_slightly_wrong_spread(conjugate, conjugate_posterior):
     wide = conjugate.mean + 1.15 * (flat_draws(conjugate_posterior) - conjugate.mean)
     assert "covariance" in normal_faults(wide, conjugate.mean, conjugate.cov)
-
-
-class AlwaysAccept(moves.HMCMove):
-    """Leapfrog without the accept step: its stationary distribution is not the posterior."""
-
-    def __call__(self, key, point, logdensity, step_size, inverse_mass):
-        momentum = jax.random.normal(key, point.position.shape)
-        slope = jax.grad(logdensity)
-        position, step = point.position, 1.5  # far too long a step, and never rejected
-        momentum += 0.5 * step * slope(position)
-        position += step * momentum
-        _, info = super().__call__(key, point, logdensity, step_size, inverse_mass)
-        return moves.at_point(position, logdensity), info
-
-
-def test_the_same_check_notices_a_broken_kernel(conjugate, monkeypatch):
-    monkeypatch.setattr(mo.HMC, "move", lambda self: AlwaysAccept())
-    with unwarned():
-        broken = mo.sample(conjugate.model, conjugate.rows, method="hmc", **RUN)
-    assert "covariance" in normal_faults(flat_draws(broken), conjugate.mean, conjugate.cov)
-
-
-def numpyro_draws(model, names, seed=3, draws=2_000):
-    """Sample the same posterior with NumPyro."""
-    import numpyro
-    from numpyro.infer import MCMC, NUTS
-
-    sampler = MCMC(
-        NUTS(model), num_warmup=500, num_samples=draws, num_chains=2,
-        chain_method="sequential", progress_bar=False,
-    )  # fmt: skip
-    with numpyro.validation_enabled(False):
-        sampler.run(jax.random.key(seed))
-    found = sampler.get_samples(group_by_chain=True)
-    parts = [np.asarray(found[name], float) for name in names]
-    return np.concatenate([a.reshape(*a.shape[:2], -1) for a in parts], axis=2)
-
-
-def linear_in_numpyro(rows, outcome, scales=(), classes=0):
-    """Normal priors on beta and the intercept, like the families' defaults."""
-    import numpyro
-    import numpyro.distributions as dist
-
-    batch = {name: jnp.asarray(values) for name, values in all_of(rows).items()}
-    columns = batch["x"].shape[1]
-
-    def model():
-        extra = (classes - 1,) if classes else ()
-        beta = numpyro.sample("beta", dist.Normal(0, 2.5).expand((*extra, columns)))
-        intercept = numpyro.sample("intercept", dist.Normal(0, 10.0).expand(extra))
-        named = [numpyro.sample(name, dist.LogNormal(0, 2.5)) for name in scales]
-        eta = batch["x"] @ beta.T + intercept + batch.get("offset", 0.0)
-        y = batch["y"].astype(int) if classes else batch["y"]
-        numpyro.sample("y", outcome(dist, eta, *named), obs=y)
-
-    return model
-
-
-RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}  # as written out for NumPyro above
-
-
-ONES = {"scale_prior": 2.5}  # of the scale, as written out for NumPyro above
-FAMILIES = {  # model, rows, distribution of the outcome in NumPyro, names of scales
-    "logistic": (M.Logistic(**RAW), logistic_rows(), lambda d, e: d.BernoulliLogits(e)),
-    "poisson": (M.Poisson(**RAW), poisson_rows(), lambda d, e: d.Poisson(jnp.exp(e))),
-    "gaussian": (
-        M.Gaussian(**RAW, **ONES), gaussian_rows(60), lambda d, e, s: d.Normal(e, s), "scale"),
-    "student": (
-        M.StudentT(**RAW, **ONES, df=3.0), gaussian_rows(60),
-        lambda d, e, s: d.StudentT(3.0, e, s), "scale"),
-    "softmax": (M.Softmax(**RAW), class_rows(), lambda d, e: d.Categorical(
-        logits=jnp.concatenate([e, jnp.zeros((len(e), 1))], axis=1))),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_nuts_agrees_with_numpyro(family, x64):
-    model, rows, outcome, *scales = FAMILIES[family]
-    posterior = mo.sample(model, rows, method="nuts", **RUN)
-    names = ["beta", "intercept", *scales]
-    assert list(posterior.draws) == names
-    classes = 3 if family == "softmax" else 0
-    theirs = numpyro_draws(linear_in_numpyro(rows, outcome, scales, classes), names)
-    ours, sd = flat_draws(posterior), theirs.std(axis=(0, 1))
-    assert disagreements(ours, theirs) == []
-    assert disagreements(ours + 0.2 * sd, theirs) != []  # the comparison has teeth
-
-
-def decay_model():
-    def log_likelihood(theta, batch):
-        mean = theta["level"] * jnp.exp(-theta["rate"] * batch["time"])
-        return -0.5 * ((batch["seen"] - mean) / 0.2) ** 2
-
-    def log_prior(theta):
-        return -0.5 * (theta["level"] / 3) ** 2 - 0.5 * theta["rate"] ** 2
-
-    return mo.Model(log_prior, log_likelihood, {"level": 1.0, "rate": 0.1})
-
-
-def test_a_nonlinear_custom_model_by_quadrature():
-    rng = np.random.default_rng(8)
-    time = rng.uniform(0, 3, 40)
-    seen = 2.0 * np.exp(-0.7 * time) + 0.2 * rng.normal(size=40)
-    posterior = mo.sample(decay_model(), mo.Rows(time=time, seen=seen), method="hmc", **RUN)
-    assert list(posterior.draws) == ["level", "rate"]
-    # two parameters: a grid gives the answer without any sampling
-    level, rate = np.meshgrid(np.linspace(1, 3, 401), np.linspace(0, 2, 401), indexing="ij")
-    log = -0.5 * (level / 3) ** 2 - 0.5 * rate**2
-    for t, s in zip(time, seen, strict=True):
-        log -= 0.5 * ((s - level * np.exp(-rate * t)) / 0.2) ** 2
-    mass = np.exp(log - log.max())
-    mass /= mass.sum()
-    grid = np.stack([level, rate])
-    mean = (grid * mass).sum((1, 2))
-    centred = grid - mean[:, None, None]
-    cov = np.einsum("aij,bij,ij->ab", centred, centred, mass)
-    assert normal_faults(flat_draws(posterior), mean, cov) == []
-
-
-@pytest.mark.slow
-def test_frequency_weights_are_repeated_rows_in_the_posterior():
-    once = all_of(gaussian_rows(60))
-    twice = {k: np.repeat(v, 2, axis=0) for k, v in once.items()}
-    model = M.Gaussian(scale=0.7)
-    a = quick(model, mo.Rows(**once, weight=np.full(60, 2.0)))
-    b = quick(model, mo.Rows(**twice))
-    # the same log-posterior up to rounding, which short trajectories hardly amplify
-    np.testing.assert_allclose(flat_draws(a), flat_draws(b), rtol=1e-6, atol=1e-8)
 
 
 # Reproducible ------------------------------------------------------------------------------

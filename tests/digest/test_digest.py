@@ -503,27 +503,6 @@ def test_hostile_files_are_refused(tmp_path, digest):
         refused(mo.DataError, "is not a digest", mo.Digest.load, tmp_path / "cut")
 
 
-# A real table ------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_claims_from_a_digest_match_all_rows():
-    from helpers import tables
-    from modicum_lab.papers.references import reference
-
-    table, right = tables.table("claims"), reference("claims")
-    made = digest_of(table.rows, 50_000, table.model)
-    assert made.nbytes < 50e6
-    post = sampled(table.model, made)
-    mean, sd = (
-        np.concatenate([np.ravel(getattr(post, what)(p)) for p in ("beta", "intercept")])
-        for what in ("mean", "sd")
-    )
-    assert np.abs((mean - right.mean) / right.sd).max() < 0.05 + 0.05  # the second: Monte Carlo
-    assert np.abs(sd / right.sd - 1).max() < 0.07
-    assert made.error < 0.05
-
-
 @pytest.mark.parametrize("size", [10_000, 300])
 def test_rows_leave_the_anchor_they_came_to(size):
     """Rows removed from a sum of digests take the expansion of their own anchor with them."""

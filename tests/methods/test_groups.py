@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.tables import data_folder
 from helpers.targets import TIMES, mean_and_error, means_apart, quick, sums_of
 from modicum.kernels import energy_conserving
 from modicum.passes import anchor_at_mode
@@ -134,26 +133,3 @@ def test_crossed_groups_with_correlated_slopes_agree_with_all_rows(method):
         assert np.all(np.abs(ours[0] - theirs[0]) < TIMES * error + 0.1 * spread), name
     scales = both[1]["group_sd"]
     assert np.all(scales.mean(axis=(0, 1)) > 2 * scales.std(axis=(0, 1)))  # more than the prior
-
-
-@pytest.mark.slow
-def test_the_crossed_flights_agree_with_nuts_on_all_rows():
-    """NUTS on all 327,346 flights has log tau -1.827, -1.050, -.775."""
-    pd = pytest.importorskip("pandas")
-    path = data_folder() / "nycflights13" / "flights.parquet"
-    if not path.exists():
-        pytest.skip("the flights are not beside the checkout")
-    table = pd.read_parquet(path).dropna(subset=["arr_delay"])
-    y = (table.arr_delay > 30).to_numpy(np.float32)
-    hour = (table.sched_dep_time.to_numpy() // 100 - 13) / 5.0
-    x = np.column_stack([hour, hour**2, hour**3, np.log(table.distance / 1000.0)])
-    codes = {name: table[name].to_numpy() for name in ("dest", "carrier", "month")}
-    rows = mo.Rows(x=x.astype(np.float32), y=y, codes=codes)
-    priors = {"common": P.Normal(0, 5), "intercept": P.Normal(0, 5), "group_sd": P.HalfNormal(1)}
-    model = M.Logistic(groups=list(codes), priors=priors)
-    post = mo.sample(model, rows, method="hmc-ecs", draws=2_000, tune=500, **RUN)
-    log = np.log(post["group_sd"])
-    sd = np.array([0.112, 0.206, 0.231])
-    assert np.all(np.abs(log.mean(axis=(0, 1)) - [-1.827, -1.050, -0.775]) < 0.15 * sd)
-    assert np.all(np.abs(log.std(axis=(0, 1)) / sd - 1) < 0.15)
-    assert post.tuning["subsample"]["value"] < 500

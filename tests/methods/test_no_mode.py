@@ -6,7 +6,6 @@ import pytest
 
 import modicum as mo
 from helpers.interrupted import task_of
-from helpers.ported import RUBIN, marginal_of_mu_and_tau
 from helpers.targets import (
     TIMES,
     Conjugate,
@@ -135,75 +134,3 @@ def test_where_the_mode_would_show_that_there_is_no_posterior_it_is_required(no_
             with pytest.raises(mo.ConvergenceError, match="no mode was found") as caught:
                 sampled(model, rows, method=method)
             assert "nuts" not in str(caught.value)
-
-
-def normal(x, mean, sd):
-    return -0.5 * ((x - mean) / sd) ** 2 - jnp.log(sd)
-
-
-def centred_schools():
-    def log_prior(th):
-        scale = -jnp.log1p((th["tau"] / 5) ** 2)
-        return jnp.sum(normal(th["theta"], th["mu"], th["tau"])) + normal(th["mu"], 0, 5.0) + scale
-
-    def log_likelihood(th, batch):
-        return normal(batch["y"], th["theta"][batch["school"]], batch["sigma"])
-
-    y, sigma = (np.array(RUBIN[name], float) for name in ("y", "sigma"))
-    rows = mo.Rows(y=y, sigma=sigma, school=np.arange(8))
-    constraints = {"tau": mo.positive}
-    return mo.Model(log_prior, log_likelihood, constraints=constraints, shapes={"theta": 8}), rows
-
-
-@pytest.mark.slow
-def test_eight_schools_centred():
-    """The density is unbounded, in a funnel that NUTS enters with a small step."""
-    model, rows = centred_schools()
-    post = sampled(model, rows, method=mo.NUTS(target_accept=0.98), draws=3_000, tune=1_500)
-    exact = marginal_of_mu_and_tau()
-    ours = {"mu": post["mu"], "log_tau": np.log(post["tau"]), "mu2": post["mu"] ** 2}
-    for name, values in ours.items():
-        mean, error = mean_and_error(values)
-        assert abs(mean - exact[name]) < 5 * error, name
-    mean, error = mean_and_error(ours["mu"])
-    assert abs(mean - exact["mu"] - 1.0) > 5 * error
-
-
-@pytest.mark.slow
-def test_a_gaussian_process_of_counts_agrees_with_numpyro():
-    """posteriordb's gp_pois_regr: the mass that warm-up learns is far from the one it begins with.
-
-    The reference is 40,000 draws of NumPyro's NUTS (target_accept=0.99, a dense mass, float64).
-    """
-    x = jnp.arange(-10.0, 11.0, 2.0)
-    counts = np.array([40, 37, 29, 12, 4, 3, 9, 19, 77, 82, 33.0])
-
-    def log_prior(th):
-        rho, alpha = th["rho"], th["alpha"]
-        return 24 * jnp.log(rho) - 4 * rho - alpha**2 / 8 - 0.5 * jnp.sum(th["f"] ** 2)
-
-    def log_likelihood(th, batch):
-        near = jnp.exp(-0.5 * ((x[:, None] - x) / th["rho"]) ** 2)
-        lower = jnp.linalg.cholesky(th["alpha"] ** 2 * near + 1e-10 * jnp.eye(11))
-        log_rate = (lower @ th["f"])[batch["k"].astype(int)]
-        return batch["y"] * log_rate - jnp.exp(log_rate)
-
-    start = {"rho": 6.0, "alpha": 1.0, "f": jnp.zeros(11)}
-    own = mo.Model(
-        log_prior, log_likelihood, start, constraints=dict.fromkeys(("rho", "alpha"), mo.positive)
-    )
-    post = sampled(own, mo.Rows(y=counts, k=np.arange(11.0)), method="auto", tune=1_000)
-    assert not {"r-hat", "acceptance-low"} & {warning.code for warning in post.warnings}
-    known = {  # mean and sd, of 7,500 effective draws and more
-        "log_alpha": (np.log(post["alpha"]), 1.0330, 0.2643),
-        "log_rho": (np.log(post["rho"]), 1.7242, 0.1207),
-        "first": (post["f"][..., 0], 1.3393, 0.3551),
-        "middle": (post["f"][..., 5], 1.4407, 0.7843),
-    }
-    for name, (values, mean, sd) in known.items():
-        of_reference = np.array([sd, np.sqrt(2) * sd**2]) / np.sqrt(7_500)
-        moments = np.stack([values, (values - mean) ** 2], axis=-1)
-        at, error = mean_and_error(moments)
-        allowed = TIMES * np.hypot(error, of_reference)
-        assert np.all(np.abs(at - [mean, sd**2]) < allowed), name
-        assert abs(at[1] - (1.25 * sd) ** 2) > allowed[1], name  # negative control

@@ -1,7 +1,5 @@
 """The posterior mode and the anchor there: found in few passes, or refused with a reason."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ import statsmodels.api as sm
 
 import modicum as mo
 from helpers.interrupted import task_of
-from helpers.ported import RUBIN, eight_schools
 from helpers.refusals import refused
 from helpers.targets import (
     Conjugate,
@@ -22,16 +19,11 @@ from helpers.targets import (
     sums_of,
 )
 from modicum.errors import NoModeError
-from modicum.passes import (
-    NEAR,
-    anchor_at_mode,
-    find_mode,
-    hyperparameters,
-    mode,
-)
+from modicum.passes import NEAR, anchor_at_mode, find_mode, hyperparameters, mode
 from modicum.passes.hyperparameters import settle
 from modicum.passes.mode import TOLERANCE
 from modicum.runtime import in_double_precision
+from modicum_lab.tests.validation.ported import RUBIN, eight_schools
 
 M = mo.models
 
@@ -121,29 +113,6 @@ def test_perfect_separation_with_a_proper_prior_is_a_mode():
     at, record = mode_of(M.Logistic(), separated())
     assert record.converged
     assert 3 < at.point[0] < 20
-
-
-def test_perfect_separation_with_a_wide_prior_is_explained():
-    sums, start = sums_of(M.Logistic(prior_scale=1e4), separated())
-    anchor = anchor_at_mode(sums, start, ("beta[dose]", "intercept"))
-    assert anchor.record.converged
-    assert any("(complete separation)" in note for note in map(str, anchor.notes))
-
-
-def test_no_warning_of_separation_without_it():
-    sums, start = sums_of(M.Logistic(prior_scale=1e3), logistic_rows(100))
-    assert anchor_at_mode(sums, start).notes == []
-    sums, start = sums_of(M.Softmax(), class_rows(100))
-    assert anchor_at_mode(sums, start).notes == []
-
-
-def test_collinear_columns_are_named():
-    x = np.random.default_rng(1).normal(size=(300, 2))
-    y = (np.random.default_rng(2).random(300) < 0.5) * 1.0
-    rows = mo.Rows(x=np.c_[x, 2 * x[:, 0]], y=y)
-    sums, start = sums_of(M.Logistic(), rows)
-    (note,) = anchor_at_mode(sums, start, ("height", "age", "inches", "intercept")).notes
-    assert re.search("next to nothing about (height, inches|inches, height) ", str(note))
 
 
 def test_an_unconverged_point_is_never_called_a_mode(monkeypatch):

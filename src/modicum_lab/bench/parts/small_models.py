@@ -2,8 +2,8 @@
 
 Every model is one NumPyro function that both libraries sample, Modicum through `mo.from_numpyro`.
 Both warm up for 1,000 iterations with a target acceptance of .8. Data are those of posteriordb,
-from a checkout's `tests/models/posteriordb.json`. Gradients are counted, so that neither the
-machine nor compilation matters.
+from a checkout's `modicum_lab/tests/validation/posteriordb.json`. Gradients are counted, so that
+neither the machine nor compilation matters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import modicum as mo
 from modicum.diagnostics import ess
 from modicum_lab.bench.tables import Table
 
-DATA = Path("tests/models/posteriordb.json")
+DATA = Path("src/modicum_lab/tests/validation/posteriordb.json")
 TUNE, DRAWS, CHAINS = 1_000, 2_000, 4
 Fields = dict[str, np.ndarray]
 

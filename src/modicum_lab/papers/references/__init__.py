@@ -1,7 +1,7 @@
 """Reference posteriors of four real tables, from 64,000 draws of full-data HMC in float64 each.
 
 There is also one of the simulated table `census` (`modicum_lab.bench.stand_ins.census_shaped`).
-`tests/helpers/make_references.py` computes them.
+`modicum_lab.tests.validation.make_references` computes them.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 import modicum as mo
-from helpers import tables
 from modicum.models import Target
 from modicum_lab.tests import dataset_files as files
+from modicum_lab.tests.validation import tables
 
 D = mo.datasets
 

@@ -6,9 +6,9 @@ import pytest
 import modicum as mo
 from helpers.compiling import optimised_chains
 from helpers.refusals import unwarned
-from helpers.tall import TALL, tall
 from helpers.targets import TIMES, flat_draws, mean_and_error
 from modicum.diagnostics import ess
+from modicum_lab.tests.validation.tall import TALL, tall
 
 RUN = {"draws": 500, "tune": 400, "chains": 2, "random_seed": 1, "progressbar": False}
 ROWS = 100_000
@@ -76,7 +76,7 @@ def test_the_default_is_right_by_the_log_posterior_of_all_rows(name):
 @pytest.mark.parametrize("name", TALL)
 def test_custom_models_have_the_answer_of_numpyro_and_cost_no_more(name, x64):
     pytest.importorskip("numpyro")
-    from helpers.tall_numpyro import TALL_NUMPYRO, nuts_of_numpyro
+    from modicum_lab.tests.validation.tall_numpyro import TALL_NUMPYRO, nuts_of_numpyro
 
     function, (_, fields) = TALL_NUMPYRO[name], tall(name, ROWS)
     exact, gradients = nuts_of_numpyro(function, fields, DRAWS)

@@ -24,7 +24,7 @@ NAMES = tuple(RECIPES)
 def data_folder() -> Path:
     """Return the folder of the tables: MODICUM_DATA, or one next to the checkout."""
     given = os.environ.get("MODICUM_DATA")
-    return Path(given) if given else Path(__file__).resolve().parents[3] / "shared" / "data"
+    return Path(given) if given else Path(__file__).resolve().parents[5] / "shared" / "data"
 
 
 def raw(name):

