@@ -33,6 +33,9 @@ def read_sources(folder: Path) -> dict[str, str]:
     return sources
 
 
+parsed = cache(ast.parse)
+
+
 @cache
 def imports_of(source: str) -> list[Import]:
     """Return all imports of a module, at any level."""
@@ -51,7 +54,7 @@ def imports_of(source: str) -> list[Import]:
             if isinstance(child, holding):
                 visit(child, inner)
 
-    visit(ast.parse(source), False)
+    visit(parsed(source), False)
     return found
 
 
@@ -161,7 +164,7 @@ def _is_public(name: str, public: Mapping[str, Collection[str]]) -> bool:
 
 def _library_names(source: str) -> set[str]:
     """Return the dotted names of the library that a module uses."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     bound: dict[str, str] = {}  # from local names to candidate dotted names of the library
     used: set[str] = set()
     for one in (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)):
@@ -202,7 +205,7 @@ def code_lines(source: str) -> int:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings = {
         line
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
         for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
     }
@@ -228,7 +231,7 @@ def classes_of(sources: Sources) -> dict[str, list[str]]:
     """Map the name of each class to the modules that define one of that name."""
     found: dict[str, list[str]] = {}
     for module, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
     return found
@@ -239,7 +242,7 @@ def own_types_asked(sources: Sources) -> dict[str, int]:
     own = classes_of(sources)
     found: Counter[str] = Counter()
     for source in sources.values():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             asked: ast.AST | None = None
             if isinstance(node, ast.Call) and ast.unparse(node.func) in (
                 "isinstance",

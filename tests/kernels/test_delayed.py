@@ -6,7 +6,6 @@ import pytest
 
 import modicum as mo
 from helpers import toy
-from helpers.refusals import refused
 from modicum.kernels.all_rows import DelayedAcceptanceKernel
 from modicum.methods.ecs import hmc_ecs
 
@@ -57,7 +56,3 @@ def test_the_same_check_notices_a_missing_second_stage(monkeypatch):
     monkeypatch.setattr(hmc_ecs, "DelayedAcceptanceKernel", NoSecondThought)
     post = toy.sample(mo.HMCECS(exact="delayed", **POOR), **RUN)
     assert toy.faults(post) != []
-
-
-def test_a_move_that_is_not_reversible_is_refused():
-    refused(mo.SettingError, "reversible", mo.HMCECS, exact="delayed", inner="nuts")

@@ -14,10 +14,7 @@ from helpers import toy
 from helpers.targets import TIMES, probabilities
 from modicum.kernels.adaptation import AdaptationFlags
 from modicum.kernels.designs import Uniform, UniformTables, Weighted, weight_tables
-from modicum.kernels.energy_conserving import (
-    EnergyConservingContext,
-    EnergyConservingKernel,
-)
+from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.likelihood_estimates import EMPTY, BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.moves import HMCMove
 from modicum.kernels.protocols import Proxy
@@ -105,10 +102,7 @@ def refresh_often(kernel, key, d, count, context, z, careless=False):
     return jax.lax.scan(one, first, jax.random.split(go, count))[1]
 
 
-@pytest.mark.parametrize(
-    ("variance", "refreshes"),
-    [(1.0, 1), (4.0, 1), (4.0, 5)],
-)
+@pytest.mark.parametrize(("variance", "refreshes"), [(1.0, 1), (4.0, 1), (4.0, 5)])
 @SLOW
 def test_refreshes_are_accepted_as_often_as_theory_says(variance, refreshes, x64):
     m, blocks, n = 400, 20, 4000

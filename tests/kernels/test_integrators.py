@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 import modicum as mo
 from helpers.refusals import refused
-from helpers.targets import location
+from helpers.targets import location, quick
 from modicum.kernels.integrators import (
     Baoab,
     Friction,
@@ -137,15 +137,8 @@ def test_settings_that_make_no_sense_are_refused(make, word):
 def test_derivatives_of_gradients_are_in_the_ledger():
     """Gamma takes one per coordinate, each as expensive as a gradient of the batch."""
     rows = mo.Rows(x=np.random.default_rng(1).normal(size=(100, 2)), y=np.zeros(100))
-    post = mo.sample(
-        *(mo.models.Gaussian(scale=1.0), rows),
-        method=mo.PSGLD(step_size=1e-6, batch=10, whiten=False, gamma=True),
-        draws=5,
-        tune=0,
-        chains=1,
-        random_seed=1,
-        progressbar=False,
-    )
+    method = mo.PSGLD(step_size=1e-6, batch=10, whiten=False, gamma=True)
+    post = quick(mo.models.Gaussian(scale=1.0), rows, method=method, draws=5, tune=0, chains=1)
     # two coefficients and the intercept
     assert (post.stats["rows_touched"] == 10 * (1 + 3)).all()
     # else a step costs its batch alone, which compositions of test_stochastic_gradient.py check

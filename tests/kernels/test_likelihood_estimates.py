@@ -9,11 +9,7 @@ import pytest
 
 from helpers.normal_factors import normal_factors
 from helpers.targets import TIMES
-from modicum.kernels.likelihood_estimates import (
-    BlockPoisson,
-    BlockPoissonTables,
-    Perturbed,
-)
+from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
 
 # d, sigma_m, lambda, a, and what theory says: positive share and variance of log |Lhat|
 SETTINGS = [
@@ -134,18 +130,3 @@ def test_the_perturbed_estimate_is_its_formula(ddof, x64):
     assert float(estimate.difference) == pytest.approx(D.mean(), rel=1e-14)
     assert float(estimate.variance) == pytest.approx(variance, rel=1e-14)
     assert float(estimate.log) == pytest.approx(D.mean() - variance / 2, rel=1e-14)
-
-
-@pytest.mark.parametrize("ddof", [0, 1])
-def test_the_gradient_of_the_perturbed_estimate_needs_one_pass(ddof, x64):
-    # grad (dhat - s2/2) = sum_i c_i x_i (1 - (D_i - Dbar) / (m - ddof)) / m
-    rng = np.random.default_rng(3)
-    x, t, m = rng.normal(size=(12, 3)), rng.normal(size=3), 12
-
-    def log(t):
-        return Perturbed(ddof).combine(jnp.sin(jnp.asarray(x) @ t) * 5, None, {}).log
-
-    slope = jax.jit(jax.grad(log))(t)
-    d, c = 5 * np.sin(x @ t), 5 * np.cos(x @ t)
-    right = x.T @ (c * (1 - (d - d.mean()) / (m - ddof))) / m
-    np.testing.assert_allclose(slope, right, rtol=1e-12)

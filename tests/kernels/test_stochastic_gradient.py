@@ -111,8 +111,7 @@ def test_a_shared_key_is_noticed():
 
 
 @pytest.mark.parametrize(
-    ("weights", "known"),
-    [("exponential", (1.077, 0.243)), ("linear", (1.054, 0.012))],
+    ("weights", "known"), [("exponential", (1.077, 0.243)), ("linear", (1.054, 0.012))]
 )
 @pytest.mark.slow
 def test_overdamped_ewsg(weights, known):

@@ -11,13 +11,7 @@ import modicum as mo
 from helpers import toy
 from helpers.interrupted import planned
 from helpers.refusals import unwarned
-from helpers.targets import (
-    class_rows,
-    disagreements,
-    flat_draws,
-    gaussian_rows,
-    logistic_rows,
-)
+from helpers.targets import class_rows, disagreements, flat_draws, gaussian_rows, logistic_rows
 from models.test_bounds import Flat
 from modicum.kernels import firefly as kernel
 from modicum.kernels.bounds import BOUNDS

@@ -267,10 +267,6 @@ def slow_walk(length=400):
     return np.cumsum(np.random.default_rng(2).normal(size=(2, length)), axis=1)
 
 
-def test_a_good_run_has_nothing_to_look_back_at():
-    assert looked_back(history()) == []
-
-
 HIGH = {"variance_estimate": np.full((2, 400), 6.0)}
 FAR = {"position": np.full((2, 400, 3), [0.0, 1.4, 0.0])}
 
@@ -297,17 +293,22 @@ FAR = {"position": np.full((2, 400, 3), [0.0, 1.4, 0.0])}
 def test_each_guard_looks_back_and_gives_a_remedy_that_can_be_followed(
     code, changes, settings, words
 ):
+    assert looked_back(history()) == []  # of a good run
     (doubt,) = looked_back(history(**changes), **settings)
     assert doubt.code == code
     assert re.search(words, str(doubt))
     assert str(doubt).endswith(".")
 
 
-def test_order_zero_is_refused_and_warned_of_when_forced():
+def test_what_the_rows_show_to_be_impossible_is_refused():
     crude = (toy.MODEL, toy.rows(), mo.HMCECS(order=0))
     refused(mo.SettingError, "too crude.*order 2", planned, *crude)
     plan, _ = planned(toy.MODEL, toy.rows(), mo.HMCECS(order=0, subsample=100))
     assert any("too few" in note and "order 2" in note for note in map(str, plan.notes))
+    rows = mo.Rows(**toy.rows().slice(0, 100), probability=np.ones(100))
+    refused(mo.SettingError, "rename your field", planned, toy.MODEL, rows, mo.HMCECS())
+    short = (toy.MODEL, toy.rows(), mo.HMCECS(anchor=[0.0, 1.0, 2.0]))
+    refused(mo.SettingError, r"3 entries.*4 unconstrained", planned, *short)
 
 
 def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
@@ -334,14 +335,3 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
 )
 def test_wrong_settings_are_refused_with_a_reason(settings, words):
     assert "\n" not in refused(mo.SettingError, words, mo.HMCECS, **settings)
-
-
-def test_a_field_called_probability_is_refused():
-    fields = toy.rows().slice(0, 100)
-    rows = mo.Rows(**fields, probability=np.ones(100))
-    refused(mo.SettingError, "rename your field", planned, toy.MODEL, rows, mo.HMCECS())
-
-
-def test_an_anchor_of_the_wrong_length():
-    with pytest.raises(mo.SettingError, match=r"3 entries.*4 unconstrained"):
-        planned(toy.MODEL, toy.rows(), mo.HMCECS(anchor=[0.0, 1.0, 2.0]))

@@ -9,12 +9,7 @@ import modicum as mo
 from helpers import toy
 from helpers.pilots import moments
 from helpers.refusals import refused
-from helpers.targets import (
-    TIMES,
-    flat_draws,
-    logistic_rows,
-    quick,
-)
+from helpers.targets import TIMES, flat_draws, logistic_rows, quick
 from modicum.errors import CrudeControlVariateError
 from modicum.methods.ecs.run_checks import Case, look_ahead_signed
 from modicum.methods.ecs.signed_products import ProductChoice
@@ -27,7 +22,7 @@ POOR = {"design": "uniform", "batch": 10, "products": 20, "centre": -7.8, "refre
 
 
 @cache
-def about_a_poor_anchor(draws=2000):
+def about_a_poor_anchor(draws=1000):
     method = mo.SignedHMCECS(anchor=toy.poor_anchor(), blocks=20, step_size=0.3, **POOR)
     return toy.sample(method, draws=draws, chains=4, random_seed=1)
 
@@ -44,7 +39,7 @@ def off(post, weights):
 
 @pytest.mark.slow
 def test_signed_averages_are_right_where_the_same_draws_without_signs_are_not():
-    post = about_a_poor_anchor()
+    post = about_a_poor_anchor(2000)
     assert 0.02 < (post.weights < 0).mean() < 0.15
     for away, error in off(post, post.weights):
         assert np.all(np.abs(away) < TIMES * error)
@@ -131,14 +126,10 @@ def test_a_quarter_of_many_rows_per_step_is_refused_before_the_run(n, refused):
     assert look_ahead_signed(case, pilot, choice, chosen=False) == []  # not if set by hand
 
 
-@pytest.fixture(scope="module")
-def in_memory():
-    rows = logistic_rows(3_000, dtype="float32")
-    return rows, quick(M.Logistic(), rows, method=mo.SignedHMCECS(batch=10), draws=60, tune=40)
-
-
-def test_rows_of_the_coreset_are_counted(in_memory):
-    post, batch = in_memory[1], 10
+@pytest.mark.slow
+def test_rows_of_the_coreset_are_counted():
+    batch, rows = 10, logistic_rows(3_000, dtype="float32")
+    post = quick(M.Logistic(), rows, method=mo.SignedHMCECS(batch=batch), draws=60, tune=40)
     count = post.tuning["coreset"]["value"]
     assert count > 0
     assert post.tuning["certainty"]["value"] == 0  # else these would be counted, too

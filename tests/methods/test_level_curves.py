@@ -184,7 +184,10 @@ def modes(curve, v):
 
 
 @pytest.mark.parametrize("sd", [2.5, 100])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=pytest.mark.slow if f == "quantile" else ()) for f in FAMILIES],
+)
 def test_sums_of_a_level_without_events_are_right_as_far_as_the_prior_reaches(family, sd, x64):
     """Cubics changed sign between nodes; a chain on Poisson counts met modes of 1e70."""
     curve, exact = silent_level(family, sd)

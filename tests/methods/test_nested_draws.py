@@ -84,6 +84,7 @@ def test_a_density_without_its_determinant_is_noticed(monkeypatch):
     assert not np.all(errors(fitted(table), *by_quadrature(table)) < 4)
 
 
+@pytest.mark.slow  # draws of groups and chains on them are right by quadrature, each by its code
 def test_numpy_and_compiled_code_agree_on_the_log_density_of_the_proxy():
     rng = np.random.default_rng(2)
     table = few_groups(8, 20, 0.3).assign(x=rng.normal(size=160), h=rng.integers(0, 5, 160))

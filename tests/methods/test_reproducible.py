@@ -17,7 +17,7 @@ METHODS = {
         mo.HMCECS(certainty=40, subsample=40, blocks=20, refreshes=4), marks=pytest.mark.slow
     ),
     "signed": pytest.param(mo.SignedHMCECS(batch=5, products=20, blocks=4), marks=pytest.mark.slow),
-    "flymc": mo.FlyMC(),
+    "flymc": pytest.param(mo.FlyMC(), marks=pytest.mark.slow),
     "ewsg-svrg": mo.EWSGSVRG(step_size=0.05, batch=5, every=7),
     "sghmc-cv": pytest.param(mo.SGHMCCV(step_size=0.1, batch=4), marks=pytest.mark.slow),
     "cp-sghmc": pytest.param(
@@ -38,8 +38,7 @@ def first(request):
 def test_store_and_memory_give_the_same_draws(first, tmp_path, monkeypatch):
     method, post = first
     store = mo.rows.ingest(ROWS, tmp_path / "store", shard_rows=100, progressbar=False)
-    assert same_draws(post, sampled(method, store))
-    # and so do rows that are fetched ahead, like those of a large store
+    # rows are fetched ahead, like those of a large store; test_sample.py has those of a small one
     fetched, real = [], iterations.Fetcher._read
 
     def read(self, drawn):

@@ -216,8 +216,7 @@ def test_the_sum_of_all_bounds_collapses(problem, x64):
 
 
 @pytest.mark.parametrize(
-    "problem",
-    [p if "offset" in p else pytest.param(p, marks=pytest.mark.slow) for p in PROBLEMS],
+    "problem", [p if "offset" in p else pytest.param(p, marks=pytest.mark.slow) for p in PROBLEMS]
 )
 def test_so_does_that_of_bounds_that_are_not_tuned(problem, x64):
     assert collapsed_error(*PROBLEMS[problem], tuned=False) < 1e-8

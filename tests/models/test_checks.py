@@ -1,12 +1,10 @@
 """Models refuse bad rows with one sentence that says where."""
 
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
 import modicum as mo
-from helpers.targets import gaussian_rows
 from modicum.models import Target
 
 M = mo.models
@@ -71,71 +69,3 @@ def test_fields_that_are_missing_or_misshapen():
         (mo.SettingError, "single class", M.Softmax(), mo.Rows(x=x, y=np.zeros(4))),
     ):
         assert words in refusal(error, lambda model=model, rows=rows: Target.of(model, rows))
-
-
-# Users' own models --------------------------------------------------------------------------
-
-
-def own(**changes):
-    parts = {
-        "log_prior": lambda th: -0.5 * th["a"] ** 2,
-        "log_likelihood": lambda th, batch: -0.5 * (batch["y"] - th["a"]) ** 2,
-        "init": {"a": 0.0},
-    }
-    return mo.Model(**(parts | changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"log_likelihood": lambda th, b: b["y"][:, None] - th["a"]}, "one value per row"),
-        ({"log_likelihood": lambda th, b: b["dose"]}, "'dose'"),
-        ({"log_likelihood": lambda th, b: b["x"] @ jnp.ones(9)}, "fail on the first rows"),
-        ({"log_prior": lambda th: th["b"]}, "'b'"),
-        ({"log_prior": lambda th: jnp.ones(2) * th["a"]}, "one number"),
-        ({"init": {"a": "zero"}}, "'a'"),
-        ({"init": {"a": 1j}}, "real"),
-    ],
-)
-def test_mistakes_in_a_custom_model(changes, words):
-    assert words in refusal(mo.SettingError, lambda: Target.of(own(**changes), gaussian_rows(20)))
-
-
-@pytest.mark.parametrize("part", ["log_prior", "log_likelihood"])
-def test_functions_must_be_functions(part):
-    assert part in refusal(mo.SettingError, lambda: own(**{part: 3.0}))
-
-
-def test_nested_parameters_are_named_by_path():
-    init = {"layer": {"w": np.zeros((2, 3)), "b": 0.0}, "rates": [1.0, 2.0]}
-    model = own(init=init, log_prior=lambda th: 0, log_likelihood=lambda th, b: b["y"] * 0.0)
-    target, start = Target.of(model, gaussian_rows(5))
-    shapes = {name: leaf.shape for name, leaf in target.report(start).items()}
-    assert shapes == {"layer.b": (), "layer.w": (2, 3), "rates.0": (), "rates.1": ()}
-    back = model.restore(target.report(start))
-    assert float(back["rates"][1]) == 2.0
-
-
-def test_a_flat_prior_may_be_the_integer_zero():
-    assert jnp.issubdtype(own(log_prior=lambda th: 0).log_prior({"a": 0.0}).dtype, jnp.floating)
-
-
-def test_identity_knows_code_and_what_it_closes_over():
-    def with_scale(s, power=2):
-        return own(log_prior=lambda th, power=power: -jnp.sum((th["a"] / s) ** power))
-
-    def identity(model):
-        return Target.of(model, gaussian_rows(5))[0].identity
-
-    assert identity(with_scale(1.0)) == identity(with_scale(1.0))
-    assert identity(with_scale(1.0)) != identity(with_scale(2.0))
-    assert identity(with_scale(1.0)) != identity(with_scale(1.0, 4))
-    assert identity(with_scale(np.ones(3))) != identity(with_scale(2 * np.ones(3)))
-    assert identity(own()) != identity(own(log_prior=lambda th: -0.7 * th["a"] ** 2))
-
-
-def test_predict_must_be_given():
-    text = refusal(mo.SettingError, lambda: own().expected({"a": 0.0}, {}))
-    assert "predict" in text
-    told = own(predict=lambda th, b: b["x"][:, 0] * th["a"])
-    assert told.expected({"a": 2.0}, {"x": np.ones((3, 1))}).shape == (3,)

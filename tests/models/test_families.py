@@ -23,15 +23,6 @@ def test_logistic_stays_accurate_far_out(eta, x64):
     assert np.abs(f1[0]) <= max(tail, 2e-16)
 
 
-def test_softmax_gradient(x64):
-    eta, y = np.random.default_rng(1).normal(size=(20, 2)) * 2, np.arange(20.0) % 3
-    model = M.Softmax(classes=3)
-    given = jax.jit(model.derivatives)(eta, y)
-    known = jax.jit(jax.vmap(jax.value_and_grad(model.log_density)))(eta, y)
-    for ours, truth in zip(given, known, strict=True):
-        np.testing.assert_allclose(ours, truth, rtol=1e-9, atol=1e-12)
-
-
 def _theta(model, rows, seed=3):
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda a: 0.5 * rng.normal(size=np.shape(a)), model.start(rows))

@@ -199,16 +199,6 @@ def test_what_cannot_be_a_group_is_refused():
     refused(mo.SettingError, "must be True or False, not 'no'", G, "g", ("1", "a"), "no")
 
 
-def test_a_slope_that_is_constant_within_groups_is_refused():
-    held = rows()
-    batch = held.slice(0, len(held))
-    x = np.c_[batch["x"][:, 0], np.asarray(batch["g"], float)]
-    fields = {"x": x, "y": batch["y"], "columns": ["a", "size"], "codes": {"g": batch["g"]}}
-    with pytest.raises(mo.DataError, match="'size' does not vary within any level of 'g'"):
-        Target.of(M.Logistic(groups=G("g", ("1", "size"))), mo.Rows(**fields))
-    Target.of(M.Logistic(groups=G("g", ("1", "a"))), mo.Rows(**fields))
-
-
 @pytest.mark.parametrize("method", ["flymc", "sgld"])
 def test_methods_that_cannot_sample_scales_say_so(method):
     with pytest.raises(mo.SettingError, match="does not sample the parameters of priors"):

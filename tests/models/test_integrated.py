@@ -188,9 +188,8 @@ def fitted():
     model = IntegratedEffects(
         mo.models.Logistic(prior_scale=2.0, intercept_scale=2.0), "g", group_sd=1.0
     )
-    post = mo.sample(
-        model, rows, method="hmc-ecs", draws=400, tune=200, random_seed=1, progressbar=False
-    )
+    run = {"draws": 400, "tune": 200, "chains": 2, "random_seed": 1, "progressbar": False}
+    post = mo.sample(model, rows, method="hmc-ecs", **run)
     return post, rows, model, effect
 
 

@@ -109,8 +109,11 @@ def test_a_function_may_draw_the_points_to_start_from():
     assert len(model.other_starts(mo.Rows(y=np.ones(3)))) == 3
 
 
+FOUR = mo.Rows(y=np.ones(4))
+
+
 def flat(th):
-    return 0.0
+    return 0
 
 
 def decay(th, batch):
@@ -132,11 +135,20 @@ def decay(th, batch):
         ({"report": lambda th: {"c": th["z"]}}, "`report` fails"),
         ({"init": lambda key: 1 / 0}, "the function `init` fails"),
         ({"init": {}}, "holds no parameters"),
+        ({"init": {"a": "zero"}}, "'a'"),
+        ({"init": {"a": 1j}}, "real"),
+        ({"log_likelihood": 3.0}, "log_likelihood"),
+        ({"log_likelihood": lambda th, b: b["y"][:, None] - th["a"]}, "one value per row"),
+        ({"log_likelihood": lambda th, b: b["dose"] * th["a"]}, "'dose'"),
+        ({"log_likelihood": lambda th, b: b["y"] @ jnp.ones(9), "init": {"a": 0.0}}, "fail on"),
+        ({"log_prior": 3.0}, "log_prior"),
+        ({"log_prior": lambda th: jnp.ones(2) * th["a"]}, "one number"),
+        ({"log_prior": lambda th: th["b"], "init": {"a": 0.0}}, "'b'"),
     ],
 )
 def test_refusals(settings, word):
-    with pytest.raises(mo.SettingError, match=word):
-        Target.of(mo.Model(flat, decay, **settings), mo.Rows(y=np.ones(4)))
+    parts = {"log_prior": flat, "log_likelihood": decay}
+    refused(mo.SettingError, word, lambda: Target.of(mo.Model(**parts | settings), FOUR))
 
 
 def test_refusals_without_init():
@@ -147,6 +159,25 @@ def test_refusals_without_init():
         Target.of(mo.Model(flat, lambda th, b: b["y"]), rows)
     with pytest.raises(mo.SettingError, match="the model asks for 'z'"):
         Target.of(mo.Model(flat, lambda th, b: th["a"] * b["z"]), rows)
+
+
+def test_nested_parameters_are_named_by_path():
+    init = {"layer": {"w": np.zeros((2, 3)), "b": 0.0}, "rates": [1.0, 2.0]}
+    model = mo.Model(flat, lambda th, b: b["y"] * 0.0, init=init)
+    target, start = Target.of(model, FOUR)
+    shapes = {name: leaf.shape for name, leaf in target.report(start).items()}
+    assert shapes == {"layer.b": (), "layer.w": (2, 3), "rates.0": (), "rates.1": ()}
+    assert float(model.restore(target.report(start))["rates"][1]) == 2.0
+    refused(mo.SettingError, "predict", model.expected, init, {})
+
+
+def test_identity_knows_code_and_what_it_closes_over():
+    def of(s, power=2):
+        model = mo.Model(lambda th, power=power: -jnp.sum((th["a"] / s) ** power), decay)
+        return Target.of(model, FOUR)[0].identity
+
+    assert of(1.0) == of(1.0)
+    assert len({of(1.0), of(2.0), of(1.0, 4), of(np.ones(3)), of(2 * np.ones(3))}) == 5
 
 
 MIXED = [lambda y: y - jnp.mean(y), lambda y: y / len(y), lambda y: y - jnp.roll(y, 1)]
@@ -183,8 +214,8 @@ def test_python_on_traced_values_is_named_with_and_without_init():
         return decay(th, batch) if th["a"] > 0 else batch["y"]
 
     for init in (None, {"a": 1.0}):
-        with pytest.raises(mo.SettingError, match="traced by JAX, so `if`"):
-            Target.of(mo.Model(flat, branches, init=init), mo.Rows(y=np.ones(4)))
+        branching = mo.Model(flat, branches, init=init)
+        refused(mo.SettingError, "traced by JAX, so `if`", Target.of, branching, FOUR)
 
 
 def test_positive_parameters_choose_what_they_are_expanded_in():

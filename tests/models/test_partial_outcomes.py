@@ -84,7 +84,21 @@ def _density(name, fields, eta):
     return np.asarray(jax.jit(jax.vmap(model.row_density))(eta, outcome))
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+DEAR = ("StudentT", "NegativeBinomial")  # whose tails compile for seconds
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_tails_are_those_of_the_distribution(name, x64):
+    eta, law = _predictors(name)
+    y = _observed(name, law)["y"]
+    tails = jax.jit(jax.vmap(getattr(M, name)().log_tails))(eta, y)
+    np.testing.assert_allclose(tails, [law.logcdf(y), law.logsf(y)], atol=2e-8)
+    assert np.abs(tails[0] - law.logcdf(y + 1)).max() > 0.1  # negative control
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=slow) if n in DEAR else n for n in DISTRIBUTIONS]
+)
 def test_likelihoods_are_chances_of_what_is_known(name, x64):
     eta, law = _predictors(name)
     fields = _observed(name, law)
@@ -247,10 +261,7 @@ def test_posteriors_of_partial_outcomes_have_the_simulated_parameters():
         x, y = x[kept], y[kept]
         table = pd.DataFrame({"x": x, "y": np.minimum(y, 2.5), "over": y > 2.5, "lb": 0.4})
         settings = {"method": "nuts", "draws": 400, "tune": 300, "chains": 2, "random_seed": 1}
-        for formula, found in (
-            ("y | cens(over) + trunc(lb=lb) ~ x", errors),
-            ("y ~ x", ignored),
-        ):
+        for formula, found in (("y | cens(over) + trunc(lb=lb) ~ x", errors), ("y ~ x", ignored)):
             post = mo.fit(formula, table, "gamma", progressbar=False, **settings)
             summary = post.summary()
             truth = pd.Series({"beta[x]": 0.7, "intercept": 0.5, "shape": 2.0})

@@ -103,15 +103,10 @@ def table_rows():
     return mo.Rows.from_table(table, outcome="y", categorical=["town"])
 
 
-def test_a_key_means_a_column_a_categorical_column_or_all():
-    model = M.Logistic(
-        priors={"town[c]": P.Flat(), "town": P.Laplace(0, 1), "common": P.Normal(1, 2)}
-    )
-    priors = model.resolved(table_rows()).resolved_priors.coefficients
+def test_a_key_means_a_column_also_by_its_name_in_the_summary_or_all():
+    given = {"town[c]": P.Flat(), "town": P.Laplace(0, 1), "common": P.Normal(1, 2)}
+    priors = M.Logistic(priors=given).resolved(table_rows()).resolved_priors.coefficients
     assert priors == (P.Normal(1, 2), P.Laplace(0, 1), P.Flat())
-
-
-def test_a_column_goes_by_its_name_in_the_summary_too():
     given = {"beta[town[c]]": P.Flat(), "beta[age]": P.Normal(0, 3), "town": P.Laplace(0, 1)}
     priors = M.Logistic(priors=given).resolved(table_rows()).resolved_priors.coefficients
     assert priors == (P.Normal(0, 3), P.Laplace(0, 1), P.Flat())

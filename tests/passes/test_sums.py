@@ -6,14 +6,7 @@ import pytest
 
 import modicum as mo
 from helpers.refusals import refused
-from helpers.targets import (
-    all_of,
-    class_rows,
-    gaussian_rows,
-    logistic_rows,
-    poisson_rows,
-    sums_of,
-)
+from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows, poisson_rows, sums_of
 from modicum.passes import engine
 
 M = mo.models

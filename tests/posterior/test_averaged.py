@@ -59,17 +59,7 @@ def test_wrong_weights_are_refused():
     }.items():
         refused(SettingError, words, mo.average_predictions, models, ROWS, weights)
     refused(SettingError, "two or more", mo.average_predictions, {"low": models["low"]}, ROWS)
-    classes = posteriors.made(
-        mo.models.Softmax(classes=3),
-        ROWS,
-        posteriors.fixed(beta=np.zeros((2, 1)), intercept=[0, 0]),
-    )
-    mixed = {"low": models["low"], "classes": classes}
-    refused(
-        SettingError,
-        "different classes",
-        mo.average_predictions,
-        mixed,
-        ROWS,
-        dict.fromkeys(mixed, 1),
-    )
+    draws = posteriors.fixed(beta=np.zeros((2, 1)), intercept=[0, 0])
+    models["high"] = posteriors.made(mo.models.Softmax(classes=3), ROWS, draws)
+    both = {"low": 1, "high": 1}
+    refused(SettingError, "different classes", mo.average_predictions, models, ROWS, both)

@@ -31,8 +31,8 @@ def table():
 
 @pytest.fixture(scope="module")
 def post(table):
-    run = {"method": "hmc", "draws": 300, "tune": 300, "chains": 2, "random_seed": 1}
-    return mo.fit("well ~ dose + (1 + dose || ward)", table[0], progressbar=False, **run)
+    run = {"draws": 300, "chains": 2, "random_seed": 1, "progressbar": False}
+    return mo.fit("well ~ dose + (1 + dose || ward)", table[0], **run)
 
 
 def test_effects_are_a_table_by_level_and_effect(post, table):

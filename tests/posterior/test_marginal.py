@@ -192,33 +192,6 @@ def test_signs_of_draws_count():
     assert abs(BETA[..., 0].mean() - right) > 1e-3  # unlike the plain average
 
 
-def test_average_effects_match_statsmodels():
-    """Average marginal effects of logit and Poisson models with exposure, at the estimate."""
-    sm = pytest.importorskip("statsmodels.api")
-    rng = np.random.default_rng(5)
-    exposure = rng.uniform(0.5, 2, N)
-    design, eta = sm.add_constant(X), 0.2 + X @ [0.5, -0.1]
-    for kind, y, offset, model in (
-        (sm.families.Binomial(), 1.0 * (rng.random(N) < expit(eta)), None, mo.models.Logistic()),
-        (sm.families.Poisson(), rng.poisson(exposure * np.exp(eta)), np.log(exposure),
-         mo.models.Poisson()),
-    ):  # fmt: skip
-        theirs = sm.GLM(y, design, family=kind, offset=offset).fit()
-        more = {} if offset is None else {"offset": offset}
-        rows = mo.Rows(x=X, y=y, columns=["dose", "age"], **more)
-        at = {"beta": theirs.params[None, None, 1:], "intercept": theirs.params[None, None, 0]}
-        post = made(model, rows, **{k: np.repeat(v, 2, axis=1) for k, v in at.items()})
-        # statsmodels has none with an offset; for a log link it is coefficient times mean
-        of_log = theirs.params[1:] * theirs.fittedvalues.mean()
-        effect = theirs.get_margeff().margeff if offset is None else of_log
-        for column, right in zip(("dose", "age"), effect, strict=True):
-            found = post.marginal(column, slope=True)["mean"].iloc[0]
-            assert found == pytest.approx(right, rel=1e-5)
-        one_more = sm.add_constant(X + np.array([1.0, 0.0]))
-        plus = theirs.predict(one_more, offset=offset) - theirs.predict(offset=offset)
-        assert post.contrast("dose")["mean"].iloc[0] == pytest.approx(plus.mean(), rel=1e-8)
-
-
 def test_what_cannot_be_asked_is_refused(logistic):
     assert list(logistic.marginal("dose", at=1.5).index) == [1.5]
     for words, settings in {

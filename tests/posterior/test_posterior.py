@@ -94,18 +94,6 @@ def test_text(post, signed):
     assert repr(signed).endswith("1 warning>")
 
 
-def test_datatree(post):
-    tree = post.to_datatree()
-    beta = tree.posterior["beta"]
-    assert beta.dims == ("chain", "draw", "beta_dim_0", "beta_dim_1")
-    picked = beta.sel(beta_dim_0="class 2", beta_dim_1="age")
-    np.testing.assert_array_equal(picked, post["beta"][:, :, 1, 0])
-    assert set(tree.sample_stats) == {"acceptance_rate", "diverging"}
-    assert tree.attrs["method"] == "hmc-ecs"
-    assert tree.posterior.attrs["row_evaluations"] == 20_000
-    assert tree.posterior.attrs["inference_library"] == "modicum"
-
-
 def test_datatree_of_signed_draws_says_so(signed):
     with pytest.warns(ModicumWarning, match="ArviZ's summaries and plots ignore"):
         tree = signed.to_datatree()

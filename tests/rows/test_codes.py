@@ -75,11 +75,6 @@ def test_what_is_not_a_factor_is_refused(codes, said):
     refused(mo.ModicumError, said, mo.Rows, y=np.arange(4.0), codes=codes)
 
 
-def test_a_column_named_like_a_level_is_refused():
-    with pytest.raises(mo.DataError, match=r"two columns would be named 'gas\[neon\]'"):
-        mo.Rows(x=np.zeros((4, 1)), columns=["gas[neon]"], codes={"gas": GASES})
-
-
 def test_subsets_and_pickles_keep_levels_and_coding():
     rows = pair(40).coded
     few = rows.subset(np.flatnonzero(rows.slice(0, 40)["gas"] == 1)[:3])

@@ -176,13 +176,6 @@ def test_weights_and_dropped_rows_count():
     np.testing.assert_allclose(post.mean("beta"), other.mean("beta"), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("method", "rows"), [(mo.SGLD(), np.inf), (mo.HMCECS(), 10_000), (mo.NUTS(), 1)]
-)
-def test_methods_that_draw_rows_need_many(method, rows):
-    assert method.fewest_distinct == rows
-
-
 def test_groups_of_equal_rows_are_not_groups_of_one():
     wards = np.arange(30) % 3
     rows = mo.Rows(x=np.zeros((30, 1)), y=wards == 1, ward=wards)

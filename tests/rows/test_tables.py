@@ -90,12 +90,6 @@ def test_an_unused_column_may_hold_anything():
     assert Rows.from_table(frame, predictors=["a"]).columns == ("a",)
 
 
-def test_unused_levels_do_not_count():
-    carrier = pd.Categorical(["UA", "AA"], categories=["AA", "DL", "UA"])
-    frame = pd.DataFrame({"carrier": carrier, "y": [0, 1]})
-    assert Rows.from_table(frame, categorical=["carrier"]).columns == ("carrier[UA]",)
-
-
 def test_long_table_keeps_row_numbers():
     n = 200_000
     frame = pd.DataFrame(

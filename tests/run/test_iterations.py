@@ -31,11 +31,3 @@ def test_stores_have_a_limit_of_their_own(rows, tmp_path, monkeypatch):
     assert place_rows(store) is store
     assert isinstance(place_rows(rows), dict)
     assert isinstance(place_rows(store, store.nbytes), dict)  # the user's limit counts
-
-
-@pytest.mark.parametrize("method", [mo.HMCECS, mo.SignedHMCECS, mo.SGLD, mo.FlyMC, mo.NUTS])
-def test_limits_that_are_not_a_number_of_bytes_are_refused(method):
-    assert method(memory_limit=0).memory_limit == 0
-    for limit in ("1 GB", -1, float("nan"), True):
-        with pytest.raises(mo.SettingError, match="memory_limit must be a number of bytes"):
-            method(memory_limit=limit)
