@@ -1,5 +1,7 @@
 """Smooths in `mo.fit`, against posteriors that are known: integrals over the sd, and NUTS."""
 
+from functools import cache
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,8 @@ import modicum as mo
 from helpers.refusals import refused
 from modicum import plots
 from modicum.errors import DataError, SettingError
+from modicum.methods import nested_draws
+from modicum.rows.formula.smooths import learn_smooth, smooth_columns
 
 GAUSSIAN = mo.models.Gaussian(scale=0.5)
 PRIORS = {
@@ -107,6 +111,84 @@ def test_an_integral_of_other_wiggles_is_another(post, table):
 def test_chains_agree_with_the_integral(table, method):
     post = fitted("y ~ s(x, k=8)", table, family=GAUSSIAN, draws=1_000, tune=500, method=method)
     assert max(error(post, table)) < 0.15
+
+
+def surface():
+    rng = np.random.default_rng(3)
+    x, z = rng.uniform(0, 1, (2, 150))
+    return pd.DataFrame({"x": x, "z": z, "y": x + z + 0.5 * rng.normal(size=150)})
+
+
+@cache
+def integrated_surface():
+    """Posterior means and sds of the sds of te(x, z, k=5), by an integral over all three."""
+    table = surface()
+    variables, y = table[["x", "z"]].to_numpy(), table["y"].to_numpy()
+    columns = smooth_columns(learn_smooth(variables, None, k=5), variables)
+    X = np.column_stack([columns, np.ones(len(y))])
+    sizes = (6, 6, 9)  # wiggles of z, of x and of both, after three lines
+    log_sds = np.linspace(-6, 2.5, 24)
+    grid = np.stack(np.meshgrid(*[log_sds] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    wiggly = np.repeat(np.exp(-2 * grid), sizes, axis=1)
+    plain = np.full((len(grid), 3), 2.0**-2)
+    priors = np.column_stack([plain, wiggly, np.full(len(grid), 5.0**-2)])
+    logs = []
+    for part in np.array_split(priors, 20):
+        precision = X.T @ X / 0.25 + part[:, :, None] * np.eye(X.shape[1])
+        solved = np.linalg.solve(precision, (X.T @ y / 0.25)[:, None])[..., 0]
+        logs.append(np.linalg.slogdet(precision)[1] / -2 + solved @ (X.T @ y) / 0.5)
+    total = np.concatenate(logs) + np.log(priors).sum(axis=1) / 2
+    total += grid.sum(axis=1) - np.exp(2 * grid).sum(axis=1) / 2
+    share = np.exp(total - total.max())
+    share /= share.sum()
+    mean = share @ np.exp(grid)
+    return mean, np.sqrt(share @ np.exp(2 * grid) - mean**2)
+
+
+def surface_error():
+    """Return how far means and sds of the three sds are from the integral's, in posterior sds."""
+    post = fitted("y ~ te(x, z, k=5)", surface(), family=GAUSSIAN, draws=1_000)
+    mean, sd = integrated_surface()
+    away = np.abs(post.mean("smooth_sd") - mean) / sd
+    return float(max(away.max(), np.abs(post.sd("smooth_sd") / sd - 1).max())), post
+
+
+def test_sds_of_a_surface_are_those_of_an_integral():
+    error, post = surface_error()  # of 4,000 draws, 0.02 is one Monte Carlo error
+    assert error < 0.09
+    assert post.tuning["pareto_k"] < 0.5  # 0.6 along the axes of the mode
+
+
+def test_kernels_of_another_density_are_noticed(monkeypatch):
+    right = nested_draws.ScaleKernels.draw
+
+    def of_sds(kernels, rng, count):  # the density of the sds, as if it were that of their logs
+        h, logs = right(kernels, rng, count)
+        return h, logs - h.sum(axis=1)
+
+    monkeypatch.setattr(nested_draws.ScaleKernels, "draw", of_sds)
+    assert surface_error()[0] > 0.2
+
+
+THIN = {"random_seed": 1, "progressbar": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("formula", ["y ~ te(x, z)", "y ~ s(x) + (1 | g)"], ids=["surface", "thin"])
+def test_smooths_of_a_binary_outcome_need_no_chain(formula):
+    rng = np.random.default_rng(1)
+    x, z = rng.uniform(0, 1, (2, 1_500))
+    g = np.repeat(np.arange(300), 5)
+    eta = np.sin(5 * x) * np.cos(4 * z) + x - 0.5
+    if "g" in formula:
+        eta = np.sin(6 * x) + rng.normal(size=300)[g]
+    table = pd.DataFrame({"x": x, "z": z, "g": g, "y": rng.random(1_500) < 1 / (1 + np.exp(-eta))})
+    post = mo.fit(formula, table, "logistic", **THIN)
+    assert post.settings["method"] == "laplace"
+    chain = mo.fit(formula, table, "logistic", method=mo.NUTS(target_accept=0.97), **THIN)
+    ours, theirs = post.summary(), chain.summary()
+    error = np.hypot(ours["sd"] / np.sqrt(ours["ess_bulk"]), theirs["mcse_mean"])
+    assert np.all(np.abs(ours["mean"] - theirs["mean"]) < 4 * error)
 
 
 def test_summary_and_labels(post):

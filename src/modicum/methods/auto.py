@@ -236,11 +236,11 @@ def _density(weights: Weights) -> Density | None:
     None if the mode is not concave, if units are groups, and for scales that are not of groups.
     """
     about, task = weights.about, weights.about.task
-    if any(note.code in UNFIT for note in about.anchor.notes) or task.grouped:
+    if any(note.code in UNFIT for note in about.anchor.notes):
         return None
     if _has_scales(task):
         return nested_density(about)
-    plain = about.proxy.warp is None and task.target.model.has_mode
+    plain = not task.grouped and about.proxy.warp is None and task.target.model.has_mode
     return normal_density(about) if plain else None
 
 

@@ -49,7 +49,14 @@ from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
-from modicum.methods.nested_draws import Pooled, ScaleDensity, has_pooled_scales, nested_draws
+from modicum.methods.nested_draws import (
+    Nested,
+    Pooled,
+    ScaleDensity,
+    ScaleKernels,
+    has_pooled_scales,
+    nested_draws,
+)
 from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
 from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, check_task
 from modicum.methods.pilot.study import Weights, weigh
@@ -190,6 +197,7 @@ FIRST_POOL = 500  # rows that may show that so few suffice
 LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size otherwise
 TRIAL = 4_096  # most draws on which the verdict rests
 FEWEST = 1_000  # fewest draws
+TIMES = 3  # that scales are drawn, at most: each time from kernels about the draws before
 FIRST = 24  # proposals of the independence sampler that are discarded as burn-in
 
 
@@ -306,7 +314,7 @@ class NestedDensity(NamedTuple):
     def draw(self, rng: np.random.Generator, shape: tuple[int, int]) -> DensityDraws:
         """Draw scales, then coefficients."""
         try:
-            drawn = nested_draws(self.pooled, self.scales, rng, shape)
+            drawn = self._drawn(rng, shape)
         except np.linalg.LinAlgError as fault:  # at scales far out, where no prior holds them
             raise ConvergenceError(
                 "given some scales of pooled terms the coefficients are not determined, so that "
@@ -317,6 +325,23 @@ class NestedDensity(NamedTuple):
             return DensityDraws(z, drawn.log_proposal + drawn.log_given)
         rest = drawn.log_given + self.pooled.constant
         return DensityDraws(z, drawn.log_proposal, drawn.log_marginal, rest)
+
+    def _drawn(self, rng: np.random.Generator, shape: tuple[int, int]) -> Nested:
+        """Draw; where scales are poor draws of their marginal, draw again from kernels there."""
+        scales: ScaleDensity | ScaleKernels = self.scales
+        share, best = 0.0, None
+        for _ in range(TIMES):
+            drawn = nested_draws(self.pooled, scales, rng, shape)
+            weights, tail = pareto_smoothed((drawn.log_marginal - drawn.log_proposal).ravel())
+            effective = float(1 / np.sum(weights**2) / len(weights))
+            if best is None or effective > share:
+                share, best = effective, drawn
+            if tail < ENOUGH and effective > EFFECTIVE:
+                break
+            h = drawn.t[..., len(self.pooled.pull) :].reshape(len(weights), -1)
+            scales = ScaleKernels.of(self.pooled, h, weights, rng)
+        assert best is not None
+        return best
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are as good as those of a chain.
@@ -422,7 +447,8 @@ class Laplace(Method):
     @in_double_precision
     def plan(self, task: Task) -> Plan:
         """Find the mode, study the rows, and draw."""
-        if task.grouped or not task.target.model.has_mode:
+        no_scales = task.grouped and not has_pooled_scales(task.target)
+        if no_scales or not task.target.model.has_mode:
             name = "integrated effects" if task.grouped else type(task.target.model).__name__
             raise SettingError(
                 "method='laplace' draws from a normal approximation at the mode and weights the "

@@ -20,7 +20,9 @@ more. But if there is one effect per level, its prior adds the same number to al
 C (D + rho)^-1 C' is interpolated as a function of log rho.
 
 Along each of its principal axes at the mode p~ is tabulated; h is drawn from the product of these
-densities, c given h, and the draw is weighted like any proposal.
+densities, c given h, and the draw is weighted like any proposal. If p~ has another shape, as where
+any of several smooths may explain the same wiggles, the weights of such draws under p~ tell where
+it has its mass, and h is drawn again, from kernels about them.
 """
 
 from __future__ import annotations
@@ -405,10 +407,7 @@ class Axis(NamedTuple):
 
     def _tails(self, s: np.ndarray) -> np.ndarray:
         width = np.where(s > 0, self.right, self.left)
-        square = (s / width) ** 2 / FREEDOM
-        half = (FREEDOM + 1) / 2
-        height = gamma(half) / (gamma(FREEDOM / 2) * sqrt(FREEDOM * pi))  # of Student's t
-        return np.asarray(2 / (self.left + self.right) * height * (1 + square) ** -half)
+        return 2 / (self.left + self.right) * student_t(s / width, FREEDOM)
 
 
 class ScaleDensity(NamedTuple):
@@ -439,6 +438,67 @@ class ScaleDensity(NamedTuple):
         drawn = [axis.draw(rng, count) for axis in self.along]
         s = np.stack([place for place, _ in drawn], axis=1)
         return self.mode + s @ self.axes.T, sum((log for _, log in drawn), np.zeros(count))
+
+
+KERNELS, WIDER = 400, 1.4  # their number, and their width relative to the best for normal densities
+KERNEL_FREEDOM = 6  # degrees of freedom of the t that kernels are
+
+
+class ScaleKernels(NamedTuple):
+    """A density of the scales h that can be drawn from: a t about each of some points.
+
+    As sds approach 0 the density of their logarithms falls no faster than the sds, farther than
+    kernels reach, whereas that of the sds is flat: their coordinate is arsinh(sd / unit), in which
+    kernels are reflected at 0.
+    """
+
+    is_sd: np.ndarray  # which of h are logarithms of sds
+    log_unit: np.ndarray
+    centres: np.ndarray  # (kernels, scales)
+    width: np.ndarray
+
+    @classmethod
+    def of(
+        cls, pooled: Pooled, h: np.ndarray, weights: np.ndarray, rng: np.random.Generator
+    ) -> ScaleKernels:
+        """Place kernels at points h, (number, scales), that represent p~ with these weights."""
+        is_sd, (_, count) = np.zeros(h.shape[1], bool), h.shape
+        for term, _ in pooled.terms:
+            is_sd[np.array(term.sds) - len(pooled.pull)] = True
+        flat = cls(is_sd, np.median(h, axis=0), h, np.ones(count))
+        places = flat.coordinates(h)
+        spread = np.sqrt(weights @ (places - weights @ places) ** 2)
+        effective = min(KERNELS, 1 / np.sum(weights**2))
+        silverman = (4 / (count + 2) / effective) ** (1 / (count + 4))
+        centres = places[rng.choice(len(h), KERNELS, p=weights)]
+        return flat._replace(centres=centres, width=WIDER * silverman * spread)
+
+    def coordinates(self, h: np.ndarray) -> np.ndarray:
+        """Return arsinh(sd / unit), and scales that are no sds as they are."""
+        return np.where(self.is_sd, np.arcsinh(np.exp(h - self.log_unit)), h)
+
+    def draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw scales; return them, (count, scales), and the logs of their densities."""
+        number, scales = self.centres.shape
+        v = self.centres[rng.integers(0, number, count)]
+        v = v + self.width * rng.standard_t(KERNEL_FREEDOM, (count, scales))
+        v = np.where(self.is_sd, np.maximum(np.abs(v), 1e-300), v)
+        density = np.ones((count, number))
+        for k, centre in enumerate(self.centres.T):
+            kernel = student_t((v[:, k, None] - centre) / self.width[k], KERNEL_FREEDOM)
+            if self.is_sd[k]:
+                kernel += student_t((v[:, k, None] + centre) / self.width[k], KERNEL_FREEDOM)
+            density *= kernel / self.width[k]
+        h = np.where(self.is_sd, self.log_unit + np.log(np.sinh(np.abs(v))), v)
+        stretch = np.where(self.is_sd, np.log(np.tanh(np.abs(v))), 0.0).sum(axis=1)  # dv / dh
+        return h, np.log(density.mean(axis=1)) + stretch
+
+
+def student_t(s: np.ndarray, freedom: int) -> np.ndarray:
+    """Return the density of Student's t."""
+    half = (freedom + 1) / 2
+    height = gamma(half) / (gamma(freedom / 2) * sqrt(freedom * pi))
+    return np.asarray(height * (1 + s**2 / freedom) ** -half)
 
 
 def _along(mode: np.ndarray, axes: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -513,7 +573,10 @@ class Nested(NamedTuple):
 
 
 def nested_draws(
-    pooled: Pooled, density: ScaleDensity, rng: np.random.Generator, shape: tuple[int, int]
+    pooled: Pooled,
+    density: ScaleDensity | ScaleKernels,
+    rng: np.random.Generator,
+    shape: tuple[int, int],
 ) -> Nested:
     """Draw coefficients and scales; `shape` is (length, chains)."""
     length, chains = shape

@@ -76,19 +76,19 @@ def _summed(task: Task, known: Target, point: np.ndarray, apart: np.ndarray) -> 
     target, first = task.target, known.likelihood.size
     C, A, B = replace(task.sums, target=known).curvature(point, "mode")
     information = in_layout(-B, known.arrow_of_effects).leading(first)
-    rows = _rows(task)
+    rows, is_known = _rows(task), first == target.likelihood.size
     squares = -2 * (C + rows * HALF_LOG_2PI)  # at a scale of 1
     at = np.searchsorted(information.border, apart)
     of_apart = np.asarray(information.corner)[np.ix_(at, at)]
     away, slope = _prior(target, point, apart)
-    variance = squares / rows
+    variance = 1.0 if is_known else squares / rows
     step = np.linalg.solve(
         of_apart + variance * slope.T @ slope, A[apart] - variance * slope.T @ away
     )
     moved, origin = np.zeros(first), point.copy()
     moved[apart], origin[apart] = step, point[apart] + step
     explained = 2 * A[apart] @ step - step @ of_apart @ step
-    if squares - explained < SHRUNK * squares:
+    if not is_known and squares - explained < SHRUNK * squares:
         return _summed(task, known, origin, apart)
     common = np.zeros((len(information.border),) * 2)
     common[np.ix_(at, at)] = slope.T @ slope
@@ -96,7 +96,7 @@ def _summed(task: Task, known: Target, point: np.ndarray, apart: np.ndarray) -> 
     common_pull[at] = -slope.T @ (away + slope @ step)
     pull = A[:first] - np.asarray(information @ moved)
     noise, start = None, task.start[first:].copy()
-    if first < target.likelihood.size:
+    if not is_known:
         noise = Noise(rows, float(squares - explained), _scale_prior(target, first))
         start[0] = np.log(noise.squares / rows) / 2
     constant = NormalPrior(away + slope @ step, slope).values(np.zeros((1, len(apart))))[0]

@@ -249,7 +249,7 @@ class Target:
     @property
     def pooled_terms(self) -> tuple[tuple[Effects, Numbers], ...]:
         """The priors of explicit effects, with their constants."""
-        return () if self.all_priors is None else tuple(self.all_priors.effects(self._shaped))
+        return () if self.priors is None else tuple(self.priors.effects(self._shaped))
 
     @property
     def size(self) -> int:

@@ -369,7 +369,7 @@ class AnchoredProxy:
     def _rest_of_prior(self, z: np.ndarray) -> np.ndarray | float | None:
         """Return the log-prior that the quadratic lacks; None if that is not all it lacks."""
         proxy, target = self.proxy, self.task.target
-        if proxy.warp is not None or proxy.bend is not None:
+        if proxy.warp is not None or proxy.bend is not None or self.task.grouped:
             return None
         if proxy.prior is None and isinstance(target.model, LinearPredictorModel):
             return 0.0
