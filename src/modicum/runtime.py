@@ -28,6 +28,7 @@ from modicum.errors import SettingError
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+S = TypeVar("S")
 T = TypeVar("T")
 Array: TypeAlias = jax.Array | np.ndarray  # accepted by compiled functions
 Pytree: TypeAlias = Any  # arbitrarily nested tuples, lists and dicts of arrays
@@ -190,13 +191,19 @@ GPU_GRAPHS: CompilerOptions = {
 }
 
 
-def in_order(jobs: Iterable[Callable[[], T]], threads: int) -> Iterator[T]:
-    """Yield the results of jobs in order, computed by a few threads; few jobs wait at a time."""
+def in_threads(
+    function: Callable[[S], T], items: Iterable[S], threads: int | None = None
+) -> Iterator[T]:
+    """Map a function over items by several threads, by default one per core; results in order.
+
+    Few items wait at a time. BLAS uses one thread in each.
+    """
+    threads = threads or os.cpu_count() or 1
     waiting: deque[Future[T]] = deque()
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
         try:
-            for job in jobs:
-                waiting.append(pool.submit(job))
+            for item in items:
+                waiting.append(pool.submit(function, item))
                 if len(waiting) >= 2 * threads:
                     yield waiting.popleft().result()
             while waiting:

@@ -18,9 +18,7 @@ convergence of Markov chain Monte Carlo when running many short chains", arXiv 2
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from math import floor, isqrt, log10
 from typing import Any, TypeAlias
 
@@ -28,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from modicum.errors import SettingError, is_number, whole_number
+from modicum.runtime import in_threads
 
 MOST_BATCHES = 40  # per chain; shorter batches would be biased
 Floats = NDArray[np.float64]
@@ -456,11 +455,7 @@ def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Floats], least: int = 
             with np.errstate(all="ignore"):
                 result.reshape(-1)[part] = measure(scalars)
 
-        if len(parts) > 1:
-            with ThreadPoolExecutor(os.cpu_count()) as threads:
-                list(threads.map(fill, parts))
-        elif parts:
-            fill(parts[0])
+        list((in_threads if len(parts) > 1 else map)(fill, parts))
     return result if shape else float(result)
 
 

@@ -7,9 +7,7 @@ are those of the control variates, applied to NumPy arrays, for families with ex
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, TypeGuard
 
@@ -19,7 +17,7 @@ import numpy as np
 from modicum.arrays import as_either
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.models.model import Batch
-from modicum.runtime import Pytree, one_blas_thread
+from modicum.runtime import Pytree, in_threads
 
 DRAWS = 256  # draws per block, which stays in cache over a dozen operations
 
@@ -78,11 +76,10 @@ class NumPyResiduals:
     def in_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Yield `values` in blocks: slices of the draws and rows, and D of these."""
         own = [slice(*ends) for ends in zip([0, *self._ends[:-1]], self._ends, strict=True)]
-        with one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
-            for first in range(0, len(z), DRAWS):
-                draws = slice(first, first + DRAWS)
-                evaluated = threads.map(partial(self._evaluated, z[draws]), self._blocks)
-                yield from ((draws, *each) for each in zip(own, evaluated, strict=True))
+        for first in range(0, len(z), DRAWS):
+            draws = slice(first, first + DRAWS)
+            evaluated = in_threads(partial(self._evaluated, z[draws]), self._blocks)
+            yield from ((draws, *each) for each in zip(own, evaluated, strict=True))
 
     def gradients(self, z: np.ndarray) -> np.ndarray:
         """Gradient of D of each row at one draw (d,), (rows, d)."""
@@ -91,8 +88,7 @@ class NumPyResiduals:
         def of_block(block: Pytree) -> np.ndarray:
             return self._form.gradients(block, z, self._proxy)
 
-        with one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
-            return np.concatenate(list(threads.map(of_block, self._blocks)))
+        return np.concatenate(list(in_threads(of_block, self._blocks)))
 
     @np.errstate(all="ignore")
     def _evaluated(self, z: np.ndarray, block: Pytree) -> np.ndarray:

@@ -28,9 +28,7 @@ distribution invariant. If weights hardly vary, nearly all proposals are accepte
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, isfinite
@@ -65,7 +63,7 @@ from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
 from modicum.run.runner import History
-from modicum.runtime import Array, Pytree, in_double_precision, jit
+from modicum.runtime import Array, Pytree, in_double_precision, in_threads, jit
 
 BLOCK = 1_024  # rows evaluated at once, so that they stay in the caches
 LOST = 1e12  # a proxy so large, hundreds of sds away, that its residuals are rounding errors
@@ -145,20 +143,18 @@ class WeighingPool:
     def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Yield slices of draws and of rows, and d_i / c_i for these, (draws, rows)."""
         evaluate = partial(_block_values, self.about.control_variate)
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            for first in range(0, len(z), DRAWS):
-                block = slice(first, first + DRAWS)
-                draws = len(z[block])
-                padding = np.repeat(z[-1:], DRAWS - draws, axis=0)
-                filled = np.concatenate([z[block], padding])
+        for first in range(0, len(z), DRAWS):
+            block = slice(first, first + DRAWS)
+            draws = len(z[block])
+            filled = np.concatenate([z[block], np.repeat(z[-1:], DRAWS - draws, axis=0)])
 
-                @in_double_precision
-                def evaluate_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
-                    return np.asarray(evaluate(cached, filled, self.about.proxy))
+            @in_double_precision
+            def evaluate_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
+                return np.asarray(evaluate(cached, filled, self.about.proxy))
 
-                for k, values in enumerate(threads.map(evaluate_part, self._parts)):
-                    rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
-                    yield block, rows, values[:draws, : rows.stop - rows.start]
+            for k, values in enumerate(in_threads(evaluate_part, self._parts)):
+                rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
+                yield block, rows, values[:draws, : rows.stop - rows.start]
 
     def _noise(self, slopes: np.ndarray) -> float:
         """Return the largest sd over pools of the shift of a parameter's mean, in posterior sd."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from math import ceil, gamma, pi, sqrt
 from typing import NamedTuple, TypeAlias
 
@@ -44,7 +44,7 @@ from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.exact import Effects, Numbers
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior
-from modicum.runtime import in_order
+from modicum.runtime import in_threads
 
 THREADS = os.cpu_count() or 1
 AT_ONCE = 1 << 20  # entries between effects and border that are held at a time
@@ -80,8 +80,7 @@ class Elimination:
         from scipy.interpolate import BarycentricInterpolator  # few runs need it
 
         places = self.centre + REACHED * np.cos((np.arange(POINTS) + 0.5) * np.pi / POINTS)
-        jobs = (partial(self._exactly, place) for place in places)
-        tables = np.stack([found.ravel() for found in in_order(jobs, THREADS)])
+        tables = np.stack([found.ravel() for found in in_threads(self._exactly, places, THREADS)])
         interpolated: Callable[[np.ndarray], np.ndarray] = BarycentricInterpolator(places, tables)
         return interpolated
 
@@ -275,8 +274,9 @@ class Pooled:
         """Return log p~ at each of some scales; -inf where P(h) is not positive definite."""
         try:
             together = self.together()
-            jobs = (partial(self.given, h[k : k + together]) for k in range(0, len(h), together))
-            return np.concatenate([given.log_marginal for given in in_order(jobs, THREADS)])
+            some = (h[k : k + together] for k in range(0, len(h), together))
+            found = in_threads(self.given, some, THREADS)
+            return np.concatenate([given.log_marginal for given in found])
         except np.linalg.LinAlgError:
             if len(h) == 1:
                 return np.array([-np.inf])
@@ -589,11 +589,9 @@ def nested_draws(
     logs[0] = of_scales.reshape(groups, 1, chains)
     together = pooled.together(times)
     parts = [np.arange(k, min(k + together, len(h))) for k in range(0, len(h), together)]
-    jobs = (
-        partial(pooled.draw, h[some], rng.standard_normal((len(some), times, first)))
-        for some in parts
-    )
-    for some, (c, of_c, of_h) in zip(parts, in_order(jobs, THREADS), strict=True):
+    noise = ((h[some], rng.standard_normal((len(some), times, first))) for some in parts)
+    drawn = in_threads(lambda given: pooled.draw(*given), noise, THREADS)
+    for some, (c, of_c, of_h) in zip(parts, drawn, strict=True):
         where = (some // chains, slice(None), some % chains)
         t[(*where, slice(first))] = c
         logs[(2, *where)], logs[(1, *where)] = of_c, of_h[:, None]

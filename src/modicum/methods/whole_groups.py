@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +22,7 @@ from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, wit
 from modicum.passes.hyperparameters import scale_doubts
 from modicum.random import Stream, generator
 from modicum.rows.grouped_rows import GroupedRows, NodePlaces, as_groups
-from modicum.runtime import SCATTERS, Array, Pytree, in_double_precision, jit, one_blas_thread
+from modicum.runtime import SCATTERS, Array, Pytree, in_double_precision, in_threads, jit
 
 NEAR_ZERO = 0.5  # posterior sd of log group_sd above which the prior decides its lower end
 CHECKED_GROUPS, CHECKED_DRAWS = 256, 16  # on which the quadrature is checked
@@ -162,8 +160,7 @@ def _differences_by_numpy(
             at = [_difference(finer, target, block, places, as_either(t)) for t in points]
         return np.array(at)
 
-    with one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
-        return np.sum(list(threads.map(in_block, NumPyGroups.of(batch).in_blocks())), axis=0)
+    return np.sum(list(in_threads(in_block, NumPyGroups.of(batch).in_blocks())), axis=0)
 
 
 # Groups drawn like rows ---------------------------------------------------------------------

@@ -38,7 +38,7 @@ from modicum.runtime import (
     Array,
     Pytree,
     in_double_precision,
-    in_order,
+    in_threads,
     jit,
     on_device,
 )
@@ -229,8 +229,9 @@ def chunk_results(
     size, compute = chunk_rows(rows), in_double_precision(_one_chunk)
     if _is_numpy_code(function):
         threads = min(threads, NUMPY_THREADS)
-    jobs = (partial(compute, function, arguments, rows, i, size, dtype) for i in numbers)
-    yield from in_order(jobs, threads)
+    yield from in_threads(
+        lambda i: compute(function, arguments, rows, i, size, dtype), numbers, threads
+    )
 
 
 def chunk_rows(rows: Rows) -> int:

@@ -87,9 +87,9 @@ def convergence_warnings(
 
 def _not_finite(draws: dict[str, np.ndarray]) -> Iterator[ModicumWarning]:
     for name, x in draws.items():
-        bad = np.argwhere(~np.isfinite(x))
-        if len(bad):
-            chain, draw = bad[0][:2]
+        finite = np.isfinite(x)
+        if not finite.all():
+            chain, draw = np.argwhere(~finite)[0][:2]
             yield ModicumWarning(
                 "not-finite",
                 f"the draws of {name} are not finite from draw {draw} of chain {chain} on",

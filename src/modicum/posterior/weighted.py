@@ -13,14 +13,13 @@ that draws count alike: mean, quantiles and covariance are then NumPy's.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from modicum.diagnostics import batch_means_variance, ess, ess_tail, mcse, nested_r_hat, r_hat
+from modicum.runtime import in_threads
 
 Floats = NDArray[np.float64]
 
@@ -72,9 +71,8 @@ def sample_sd(x: Floats) -> Floats:
 def _by_threads(x: Floats, measure: Callable[[Floats], Floats]) -> Floats:
     """Apply `measure` to all draws of each scalar; its own axes come first in the result."""
     flat = x.reshape(x.shape[0] * x.shape[1], -1)
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        results = threads.map(lambda j: measure(flat[:, j].copy()), range(flat.shape[1]))
-        measured = np.stack(list(results), axis=-1)
+    results = in_threads(lambda j: measure(flat[:, j].copy()), range(flat.shape[1]))
+    measured = np.stack(list(results), axis=-1)
     return measured.reshape((*measured.shape[:-1], *x.shape[2:]))
 
 

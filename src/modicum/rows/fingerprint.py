@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
+from modicum.runtime import in_threads
 
 # SHA-256, not BLAKE2: processors have instructions for it.
 BLOCK_BYTES = 1 << 22
@@ -36,8 +36,7 @@ def fingerprint(
     threads = min(len(starts), os.cpu_count() or 1, MOST_THREADS)
     if threads == 1:
         return _digest(description, map(block, starts))
-    with ThreadPoolExecutor(threads) as pool:
-        return _digest(description, pool.map(block, starts))
+    return _digest(description, in_threads(block, starts, threads))
 
 
 class RunningFingerprint:

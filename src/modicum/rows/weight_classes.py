@@ -7,9 +7,7 @@ added and rows sorted block by block, so that classes and order agree to the las
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +16,7 @@ from numpy.typing import DTypeLike
 from modicum.files import number_per_row
 from modicum.rows.memory import Backend
 from modicum.rows.rows import Rows
-from modicum.runtime import in_order
+from modicum.runtime import in_threads
 
 CLASSES = 256
 BLOCK = 1 << 20  # rows sorted at a time, and rows per shard of kept numbers: temporaries stay small
@@ -125,7 +123,7 @@ def rows_by_class(
 
     Blocks are counted, and then sorted, by several threads.
     """
-    n, cores = len(expected), os.cpu_count() or 1
+    n = len(expected)
     kinds = number_per_row(n, np.uint8)
     blocks = [slice(first, min(first + BLOCK, n)) for first in range(0, n, BLOCK)]
 
@@ -134,7 +132,7 @@ def rows_by_class(
         counts = np.bincount(kinds[block], minlength=CLASSES)
         return np.bincount(kinds[block], weights=weight, minlength=CLASSES), counts
 
-    masses, counts = zip(*in_order((partial(count, block) for block in blocks), cores), strict=True)
+    masses, counts = zip(*in_threads(count, blocks), strict=True)
     size = np.sum(counts, axis=0)
     order = number_per_row(n, np.uint32 if n < 2**32 else np.int64)
     starts = np.cumsum(size) - size + np.cumsum(counts, axis=0) - counts  # (blocks, classes)
@@ -147,8 +145,7 @@ def rows_by_class(
             start = starts[number, kind]
             order[start : start + len(found)] = found + blocks[number].start
 
-    for _ in in_order((partial(sort, number) for number in range(len(blocks))), cores):
-        pass
+    list(in_threads(sort, range(len(blocks))))
     mass = np.zeros(CLASSES)
     for part in masses:  # in the order of blocks, as where numbers are kept elsewhere
         mass += part

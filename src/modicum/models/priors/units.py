@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
 from modicum.errors import DataError
 from modicum.rows import CodedTerm, Coding, Rows, first_not_finite
-from modicum.runtime import in_order
+from modicum.runtime import in_threads
 
 CHUNK_ROWS = 16_384  # rows per chunk, which fit in cache
 FEW_CHUNKS = 4  # up to this many chunks, threads do not pay
@@ -168,9 +166,8 @@ def moment_sums(rows: Rows) -> MomentSums:
     none = np.zeros(len(columns_with_moments(rows)) + 1)
     nothing = MomentSums(0.0, none, none, none + np.inf, none - np.inf, 0.0, -np.inf)
     buffer = _Buffer()
-    jobs = (partial(_chunk_sums, rows, c, buffer) for c in rows.chunks(CHUNK_ROWS))
-    few = len(rows) <= FEW_CHUNKS * CHUNK_ROWS
-    parts = (job() for job in jobs) if few else in_order(jobs, os.cpu_count() or 1)
+    mapped = map if len(rows) <= FEW_CHUNKS * CHUNK_ROWS else in_threads
+    parts = mapped(lambda chunk: _chunk_sums(rows, chunk, buffer), rows.chunks(CHUNK_ROWS))
     total = sum(parts, nothing)
     _require_sound(rows, total.mean, _sd(total.mean, total.squares, total.weight))
     return total
