@@ -350,26 +350,22 @@ def _locked(descriptor: int) -> bool:
     try:
         import fcntl
     except ImportError:
-        return _locked_on_windows(descriptor)
+        import msvcrt
+
+        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError:
+            return False
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
         return True
-    return True
-
-
-def _locked_on_windows(descriptor: int) -> bool:
-    import msvcrt
-
-    os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
-    try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    except OSError:
-        return False
-    finally:
-        os.lseek(descriptor, 0, os.SEEK_SET)
     return True
 
 

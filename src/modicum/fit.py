@@ -248,8 +248,17 @@ def model_for(
             "is nothing to fit: add a term, or leave '0 +' out."
         )
     model = _model(family, encoding)
+    # parameters with formulas of their own; ``scale ~ 1`` is what they have anyway
+    explained = {name for name, *_ in encoding.layout.coding.predictors}
+    explained |= {group.parameter for group in encoding.groups}
+    for parameter, intercept in encoding.others:
+        if not intercept and parameter not in explained:
+            raise SettingError(
+                f"the formula of {parameter!r} has neither a term nor an intercept, so that there "
+                "is nothing to fit: add a term, or leave '0 +' out."
+            )
     changes: dict[str, Any] = {  # to fields of the family
-        "modelled": _modelled(encoding),
+        "modelled": tuple(name for name, _ in encoding.others if name in explained),
         "without_intercept": tuple(name for name, intercept in encoding.others if not intercept),
         "observed": model.partial_among(encoding.fields),
     }
@@ -286,19 +295,6 @@ def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
             "intercept: write '0 +' in the formula, and leave intercept out."
         )
     return replace(family, intercept=encoding.intercept)
-
-
-def _modelled(encoding: FormulaEncoding) -> tuple[str, ...]:
-    """Return the parameters with formulas of their own; ``scale ~ 1`` is what they have anyway."""
-    explained = {name for name, *_ in encoding.layout.coding.predictors}
-    explained |= {group.parameter for group in encoding.groups}
-    for parameter, intercept in encoding.others:
-        if not intercept and parameter not in explained:
-            raise SettingError(
-                f"the formula of {parameter!r} has neither a term nor an intercept, so that there "
-                "is nothing to fit: add a term, or leave '0 +' out."
-            )
-    return tuple(name for name, _ in encoding.others if name in explained)
 
 
 def _group_terms(encoding: FormulaEncoding) -> tuple[GroupTerm, ...]:

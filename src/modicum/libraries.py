@@ -10,9 +10,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import arviz_base as arviz_base
+    import arviz_stats as arviz_stats
     import formulaic as formulaic
     import pandas as pandas
     import pyarrow as pyarrow
+    import xarray as xarray
 else:
 
     class _Library(ModuleType):
@@ -24,4 +27,5 @@ else:
                 return getattr(library, name)
             return import_module(f"{self.__name__}.{name}")
 
-    formulaic, pandas, pyarrow = map(_Library, ("formulaic", "pandas", "pyarrow"))
+    arviz_base, arviz_stats = map(_Library, ("arviz_base", "arviz_stats"))
+    formulaic, pandas, pyarrow, xarray = map(_Library, ("formulaic", "pandas", "pyarrow", "xarray"))

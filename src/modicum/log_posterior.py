@@ -163,7 +163,23 @@ class LogPosterior:
         """
         if not is_number(within) or within <= 0:
             raise SettingError(f"within must be a positive number, not {within!r}.")
-        self._refuse_without_mode()
+        if not self._target.model.has_mode:
+            raise SettingError(
+                "Newton's method finds no mode that represents the posterior of "
+                f"{type(self._target.model).__name__} (a neural network has many modes, a "
+                "likelihood with kinks is not smooth); sample it instead (mo.sample)."
+            )
+        if self._target.exact_prior is not None:
+            raise SettingError(
+                "modes are found only with normal and flat priors, where the posterior is nearly "
+                "normal; with other priors, sample it instead (mo.sample)."
+            )
+        if len(self) > DENSE_LIMIT:
+            raise SettingError(
+                f"Newton's method finds the mode of up to {DENSE_LIMIT:,} parameters, but this "
+                f"model has {len(self):,}; give -LogPosterior.gradient to an optimiser of your "
+                "choice."
+            )
         seed = whole_number("random_seed", random_seed, 0)
         anchor = anchor_at_mode(self._sums, self.start, seed=seed, within=within)
         record = anchor.record
@@ -200,22 +216,3 @@ class LogPosterior:
                 f"needed here, not one of shape {flat.shape}."
             )
         return flat
-
-    def _refuse_without_mode(self) -> None:
-        if not self._target.model.has_mode:
-            raise SettingError(
-                "Newton's method finds no mode that represents the posterior of "
-                f"{type(self._target.model).__name__} (a neural network has many modes, a "
-                "likelihood with kinks is not smooth); sample it instead (mo.sample)."
-            )
-        if self._target.exact_prior is not None:
-            raise SettingError(
-                "modes are found only with normal and flat priors, where the posterior is nearly "
-                "normal; with other priors, sample it instead (mo.sample)."
-            )
-        if len(self) > DENSE_LIMIT:
-            raise SettingError(
-                f"Newton's method finds the mode of up to {DENSE_LIMIT:,} parameters, but this "
-                f"model has {len(self):,}; give -LogPosterior.gradient to an optimiser of your "
-                "choice."
-            )

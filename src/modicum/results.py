@@ -17,7 +17,6 @@ from modicum.methods.method import Plan, Task, Tuning
 from modicum.methods.whole_groups import quadrature_doubts
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
-from modicum.passes import ModeRecord
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.smooth_curves import stiff_smooths
 from modicum.rows import Rows
@@ -97,7 +96,12 @@ def posterior_of(
     doubts += [warn(doubt) for doubt in found]
     run.method.withdraw_claims(plan, doubts)
     record = plan.anchor.record
-    mode = {} if record is None else {"mode": _mode_text(record, rows)}
+    mode: Tuning = {}
+    if record is not None and isinstance(rows, Digest):
+        mode = {"mode": f"found on the {len(rows.pool):,} rows of the digest"}
+    elif record is not None:
+        found_in = f"found in {record.passes} passes from a subset of {record.subset:,} rows"
+        mode = {"mode": f"{found_in}; whitened gradient norm {record.gradient_norm:.1e}"}
     priors = task.target.model.describe_priors(task.rows)
     doubts += [warn(doubt) for doubt in origin.doubts]
     post = Posterior(
@@ -145,15 +149,6 @@ def _settings(task: Task, n: int, run: Finished) -> dict[str, object]:
 
 def _rows_touched(stats: dict[str, np.ndarray]) -> int:
     return int(stats["rows_touched"].sum()) if "rows_touched" in stats else 0
-
-
-def _mode_text(record: ModeRecord, rows: Rows | Digest) -> str:
-    if isinstance(rows, Digest):
-        return f"found on the {len(rows.pool):,} rows of the digest"
-    return (
-        f"found in {record.passes} passes from a subset of {record.subset:,} rows; whitened "
-        f"gradient norm {record.gradient_norm:.1e}"
-    )
 
 
 def _named_draws(

@@ -362,17 +362,12 @@ def make_room() -> bool:
     """
     if COMPILED.since_cleared < MANY and share_of_maps() < MOST_MAPS:
         return False
-    let_compiled_code_go()
-    COMPILED.since_cleared = 0
-    return True
-
-
-def let_compiled_code_go() -> None:
-    """Free all compiled code and return its memory to the system."""
     jax.clear_caches()
     gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)  # otherwise the C library keeps freed memory
+    COMPILED.since_cleared = 0
+    return True
 
 
 def share_of_maps() -> float:

@@ -127,7 +127,17 @@ class RunSettings:
         if isinstance(method, Auto) and (of_chains or self.thin != 1):
             method = Auto(laplace=False)
         if isinstance(rows, Digest):
-            _check_digest(method, self.starts)
+            if not method.of_digests:
+                names = ", ".join(repr(name) for name, cls in METHODS.items() if cls.of_digests)
+                raise SettingError(
+                    "a digest keeps some of the rows and sums over all of them, which "
+                    f"{method.name} cannot use; choose one of {names}, or sample from the rows."
+                )
+            if self.starts is not None:
+                raise SettingError(
+                    "a digest is expanded about one mode, so that it cannot be searched for other "
+                    "modes; leave `starts` out, or sample from the rows."
+                )
         return method
 
     def lengths(self, method: Method, n: int) -> tuple[int, int]:
@@ -280,7 +290,14 @@ def draw(
     layout = settings.layout(method, draws, target.size)
     folder = None
     if settings.checkpoint is not None:
-        _check_tracer(target, settings)
+        saved = settings.saved_identity().get("jax", jax.__version__)
+        if target.trace is not None and saved != jax.__version__:
+            raise SettingError(
+                f"the checkpoint in '{settings.checkpoint}' was made with JAX {saved} and this is "
+                f"JAX {jax.__version__}; the model's functions are compared by their JAX traces, "
+                "which differ between versions: resume with that version, or delete the folder to "
+                "start anew."
+            )
         numbers = {"draws": draws, "tune": tune * thin, "thin": thin, "seed": seed}
         identity = _identity(problem, rows, method, layout, **numbers)
         folder = Checkpoint(settings.checkpoint, identity)
@@ -394,20 +411,6 @@ def _distinct(model: BaseModel, rows: Rows, settings: RunSettings, method: Metho
     return few
 
 
-def _check_digest(method: Method, starts: object) -> None:
-    if not method.of_digests:
-        names = ", ".join(repr(name) for name, cls in METHODS.items() if cls.of_digests)
-        raise SettingError(
-            "a digest keeps some of the rows and sums over all of them, which "
-            f"{method.name} cannot use; choose one of {names}, or sample from the rows."
-        )
-    if starts is not None:
-        raise SettingError(
-            "a digest is expanded about one mode, so that it cannot be searched for other modes; "
-            "leave `starts` out, or sample from the rows."
-        )
-
-
 def _about_digest(digest: Digest, plan: Plan, target: Target) -> list[ModicumWarning]:
     """Return warnings about a digest, and record its error in the plan."""
     point, factor = plan.anchor.point, plan.anchor.factor
@@ -480,17 +483,6 @@ def _identity(
     return identity
 
 
-def _check_tracer(target: Target, settings: RunSettings) -> None:
-    """Refuse a checkpoint whose model was traced by another version of JAX."""
-    saved = settings.saved_identity().get("jax", jax.__version__)
-    if target.trace is not None and saved != jax.__version__:
-        raise SettingError(
-            f"the checkpoint in '{settings.checkpoint}' was made with JAX {saved} and this is JAX "
-            f"{jax.__version__}; the model's functions are compared by their JAX traces, which "
-            "differ between versions: resume with that version, or delete the folder to start anew."
-        )
-
-
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     """Return the names of the flat vector's entries, such as "beta[age]"."""
     names = target.model.flat_names(rows)
@@ -519,9 +511,12 @@ def _chains(
     assert plan.kernel is not None
     rows = task.sums.engine.feed(plan.rows) if isinstance(plan.rows, Rows) else plan.rows
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
+    # iterations prepared at once, however few of them a call takes: calls of many chains are short
+    many_on_cpu = together > 1 and jax.default_backend() == "cpu"
+    most = LENGTH // 4 if many_on_cpu else LENGTH
     ready = Chains(
         *parts,
-        length=_length(plan, with_rows, together),
+        length=min(with_rows, most, plan.hook.every if plan.hook is not None else most),
         units=f"{task.ledger.unit}s",
         start_keys=layout.start_keys(keys),
         settled=plan.settled,
@@ -529,16 +524,6 @@ def _chains(
         group=task.chains // len(hosts) if hosts is not None and how == at_hosts else None,
     )
     return ready if hosts is None else ChainTasks(ready, hosts)
-
-
-def _length(plan: Plan, with_rows: int, together: int) -> int:
-    """Return how many iterations are prepared at once, however few of them a call takes.
-
-    Many chains side by side on a CPU prepare fewer, since calls are short.
-    """
-    many_on_cpu = together > 1 and jax.default_backend() == "cpu"
-    most = LENGTH // 4 if many_on_cpu else LENGTH
-    return min(with_rows, most, plan.hook.every if plan.hook is not None else most)
 
 
 def _settled_length(plan: Plan, task: Task) -> int:

@@ -47,7 +47,7 @@ PLAIN = (
     "modicum.rows.Rows.chunk",
     "modicum.passes.sums.chunk_rows",
     "modicum.passes.mode",  # the search: it calls compiled sums, and none of them calls it
-    "modicum.passes.cluster",
+    "modicum.passes.ray_engine",
     "modicum.passes.ray_engine",
     "modicum.run.iterations.advance",
     "modicum.run.iterations.ahead",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modicum.kernels.adaptation import adapt, schedule, start_adaptation, typical_step_size
+from modicum.kernels.moves import adapt, schedule, start_adaptation, typical_step_size
 
 SIZE, TUNE, TARGET = 8, 600, 0.8
 

@@ -12,11 +12,10 @@ from scipy.stats import poisson
 
 from helpers import toy
 from helpers.targets import TIMES, probabilities
-from modicum.kernels.adaptation import AdaptationFlags
 from modicum.kernels.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.likelihood_estimates import EMPTY, BlockPoisson, BlockPoissonTables, Perturbed
-from modicum.kernels.moves import HMCMove
+from modicum.kernels.moves import AdaptationFlags, HMCMove
 from modicum.kernels.protocols import Proxy
 from modicum.methods.ecs.subsample import refresh_acceptance
 

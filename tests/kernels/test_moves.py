@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modicum.kernels.adaptation import adapt, schedule, start_adaptation
 from modicum.kernels.moves import (
     HMCMove,
     MALAMove,
     NUTSMove,
     RandomWalkMove,
+    adapt,
     at_point,
     longest_step,
+    schedule,
+    start_adaptation,
 )
 
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])

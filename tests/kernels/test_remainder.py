@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.kernels.remainder import About, coefficients, remainder
+from modicum.kernels.expansion import About, coefficients, remainder
 
 M = mo.models
 ETA = np.array([-3.0, -1.3, -0.2, 0.0, 0.4, 1.7, 2.9])

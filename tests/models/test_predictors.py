@@ -12,7 +12,7 @@ from helpers.refusals import refused
 from modicum.errors import SettingError
 from modicum.fit import model_for
 from modicum.models import Target
-from modicum.passes.linear_sums import linear_hessian_sum
+from modicum.passes.hessians import linear_hessian_sum
 from modicum.rows.reading import read_formula
 from modicum.runtime import in_double_precision
 

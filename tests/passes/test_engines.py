@@ -9,7 +9,7 @@ from helpers.refusals import refused
 from helpers.targets import logistic_rows, quick, same_draws
 from modicum.cli.fitting import build_engine
 from modicum.engines import engine_for
-from modicum.passes import LocalEngine, cluster
+from modicum.passes import LocalEngine, ray_engine
 
 MODEL = mo.models.Logistic()
 
@@ -62,8 +62,8 @@ class FakeRay:
 
 def connected(ray, monkeypatch, **settings):
     """Return the numbers of the workers that an engine goes on with, and what it said."""
-    monkeypatch.setattr(cluster, "ray_library", lambda: ray)
-    monkeypatch.setattr(cluster, "START", 0.1)
+    monkeypatch.setattr(ray_engine, "ray_library", lambda: ray)
+    monkeypatch.setattr(ray_engine, "START", 0.1)
     engine, said = mo.engines.Ray(**settings), []
     engine.connect(said.append)
     return sorted(actor.number for actor in engine._actors), [event.phase for event in said]

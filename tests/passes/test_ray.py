@@ -11,7 +11,7 @@ import pytest
 
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
-from modicum.passes import LocalEngine, cluster, ray_engine
+from modicum.passes import LocalEngine, ray_engine
 from modicum.passes.ray_engine import OrderAtWorkers
 from modicum.rows import weight_classes
 
@@ -156,7 +156,7 @@ def test_progress_says_workers_and_rows_per_second(rows, engine, monkeypatch):
 
 
 def test_a_worker_that_keeps_dying_is_a_clear_error(rows, engine, monkeypatch):
-    monkeypatch.setattr(cluster, "RESTARTS", 0)
+    monkeypatch.setattr(ray_engine, "RESTARTS", 0)
     engine.close()
     with pytest.raises(mo.ResourceError, match=r"a worker died.*checkpoint"):
         engine.connect(False).map_reduce(always_dies, 0, rows)

@@ -11,7 +11,7 @@ from modicum.methods.whole_groups import uneven_groups
 from modicum.rows import ingest
 from modicum.rows.grouped_rows import GroupedRows, GroupIndex
 from modicum.rows.reading import read_formula
-from modicum.rows.sorting import sorted_blocks
+from modicum.rows.writing import sorted_blocks
 
 
 def table(n=500, groups=37, seed=1):

@@ -69,7 +69,7 @@ def test_every_number_enters_the_fingerprint(tmp_path):
 
 
 def test_fingerprints_of_blocks_do_not_depend_on_how_rows_came(tmp_path, monkeypatch):
-    monkeypatch.setattr("modicum.rows.fingerprint.BLOCK_BYTES", 160)  # ten rows per block
+    monkeypatch.setattr("modicum.rows.description.BLOCK_BYTES", 160)  # ten rows per block
     memory = Rows(**FIELDS, dtype="float32")
     for shard_rows in (7, 10, 200):
         store = ingest(FIELDS, tmp_path / f"{shard_rows}", shard_rows=shard_rows, progressbar=False)

@@ -11,7 +11,7 @@ import modicum as mo
 from helpers.targets import sums_of
 from modicum.errors import as_options
 from modicum.models.separation import find_silent_counts
-from modicum.passes.no_mode import require_noise
+from modicum.passes.mode import require_noise
 from modicum.rows.checks import names_like
 from modicum.rows.csv import Dialect
 from modicum.rows.formula.parsing import parse

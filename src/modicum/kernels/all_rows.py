@@ -23,14 +23,20 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
     certain_rows,
 )
 from modicum.kernels.likelihood_estimates import EMPTY
-from modicum.kernels.moves import at_point, longest_step
+from modicum.kernels.moves import (
+    Adaptation,
+    AdaptationFlags,
+    adapt,
+    at_point,
+    longest_step,
+    start_adaptation,
+)
 from modicum.kernels.protocols import (
     Draw,
     Kernel,

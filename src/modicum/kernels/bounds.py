@@ -27,7 +27,7 @@ from modicum.models.families import Logistic, Softmax, StudentT
 from modicum.models.families.classes import with_reference
 from modicum.models.model import BaseModel, Batch
 from modicum.passes import Anchor, Sums
-from modicum.passes.linear_sums import assemble
+from modicum.passes.hessians import assemble
 from modicum.runtime import SCATTERS, Array, Pytree, jit, to_device
 
 SMALLEST_GAP = 1e-300  # gap of a row whose bound is tight to the last bit

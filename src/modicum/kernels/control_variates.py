@@ -36,19 +36,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either, namespace
-from modicum.kernels.expansion import bent_path, bent_sum, group_proxy
-from modicum.kernels.group_residuals import GroupTaylor
-from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
-from modicum.kernels.remainder import (
+from modicum.kernels.expansion import (
     About,
     Pair,
     any_by_maximum,
+    bent_path,
+    bent_sum,
     by_rise,
     coefficients,
+    group_proxy,
     remainder,
     remainder_and_slope,
     remainder_by_numpy,
 )
+from modicum.kernels.group_residuals import GroupTaylor
+from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
 from modicum.kernels.whitening import scaled, unwhiten
 from modicum.linalg.arrow import ArrowMatrix, Symmetric, in_two
 from modicum.linalg.columns import ModelMatrix

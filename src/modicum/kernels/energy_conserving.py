@@ -14,16 +14,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.likelihood_estimates import EMPTY, Estimator
 from modicum.kernels.moves import (
+    Adaptation,
+    AdaptationFlags,
     Density,
     PathChances,
+    adapt,
     is_plain_hmc,
     longest_step,
     move_afresh,
     path_chances,
     path_size,
+    start_adaptation,
 )
 from modicum.kernels.protocols import (
     ControlVariate,

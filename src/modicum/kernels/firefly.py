@@ -17,9 +17,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.bounds import BoundedRows, BoundSums
-from modicum.kernels.moves import at_point
+from modicum.kernels.moves import Adaptation, AdaptationFlags, adapt, at_point, start_adaptation
 from modicum.kernels.protocols import Draw, Kernel, LogDensity, Move
 from modicum.models.model import Batch
 from modicum.runtime import Pytree

@@ -40,7 +40,7 @@ from modicum.models.integrals import (
     PaddedGroup,
 )
 from modicum.models.model import Batch, Params
-from modicum.passes.group_hessian import curvature_sum
+from modicum.passes.hessians import curvature_sum
 
 PIECES = 4  # pieces that groups of typical size fill
 SHORTEST, LONGEST = 32, 1024  # rows of a piece

@@ -19,7 +19,6 @@ import numpy as np
 from modicum.arguments import BelowOne, Bytes, Count, Positive, Share
 from modicum.diagnostics import ess
 from modicum.errors import ModicumWarning, SettingError, listed
-from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.bounds import (
     BoundedRows,
     BoundSums,
@@ -29,7 +28,14 @@ from modicum.kernels.bounds import (
     whitened_sums,
 )
 from modicum.kernels.firefly import Candidates, FlyContext, FlyKernel
-from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
+from modicum.kernels.moves import (
+    HMCMove,
+    MALAMove,
+    NUTSMove,
+    RandomWalkMove,
+    schedule,
+    typical_step_size,
+)
 from modicum.kernels.protocols import Move
 from modicum.methods.method import Chosen, Method, Outcome, OwnMove, Plan, Task, Tuning, account
 from modicum.models.model import DENSE_LIMIT, Batch

@@ -13,9 +13,8 @@ import numpy as np
 
 from modicum.arguments import BelowOne, Bytes, Count, Positive, Share
 from modicum.errors import ModicumWarning, NoModeError, listed
-from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
-from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
+from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead, schedule, typical_step_size
 from modicum.kernels.protocols import Move
 from modicum.linalg.arrow import in_two
 from modicum.methods.cost import slow_run

@@ -30,8 +30,9 @@ from modicum.models import Target
 from modicum.models.priors.resolved import prior_warnings
 from modicum.models.target import NormalPrior
 from modicum.passes.anchor import prior_decides, with_causes
+from modicum.passes.curvature import parameter_name
 from modicum.passes.hyperparameters import group_notes
-from modicum.passes.no_mode import parameter_name, require_noise
+from modicum.passes.mode import require_noise
 from modicum.random import Stream, generator
 
 SHRUNK = 1e-6  # share of the squared residuals below which sums about the origin lose digits

@@ -32,9 +32,9 @@ from modicum.kernels.designs import (
     certainty_rows,
     draw_on_host,
 )
+from modicum.kernels.expansion import About, coefficients, remainder
 from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
-from modicum.kernels.remainder import About, coefficients, remainder
 from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.linalg.arrow import ArrowLayout
 from modicum.linalg.columns import ModelMatrix, sums_of_squares
@@ -42,8 +42,8 @@ from modicum.methods.method import Task
 from modicum.models.model import Batch
 from modicum.passes import Sums
 from modicum.passes.engine import of_numpy
-from modicum.passes.linear_sums import map_by_numpy
-from modicum.passes.no_mode import describe_row
+from modicum.passes.hessians import map_by_numpy
+from modicum.passes.mode import describe_row
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
 from modicum.runtime import SCATTERS, Array, Pytree, jit, to_device

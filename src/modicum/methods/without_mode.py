@@ -32,9 +32,8 @@ import numpy as np
 
 from modicum.diagnostics import r_hat
 from modicum.errors import ConvergenceError
-from modicum.kernels.adaptation import schedule
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
-from modicum.kernels.moves import NUTSMove
+from modicum.kernels.moves import NUTSMove, schedule
 from modicum.methods.method import Parameters, Plan, Task, run_on_some_rows
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT

@@ -16,16 +16,25 @@ from modicum.linalg.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, di
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.resolved import prior_warnings
-from modicum.passes.curvature import Curvature, curvature, flat_prior, whitening, whitening_factor
+from modicum.passes.curvature import (
+    Curvature,
+    curvature,
+    flat_prior,
+    parameter_name,
+    whitening,
+    whitening_factor,
+)
 from modicum.passes.hyperparameters import group_notes, settle, with_scale_widths
 from modicum.passes.mode import (
     TOLERANCE,
     EndlessError,
     ModeRecord,
     find_mode,
+    is_remote,
     quasi_newton_on_subset,
+    require_noise,
+    require_proper,
 )
-from modicum.passes.no_mode import is_remote, parameter_name, require_noise, require_proper
 from modicum.passes.other_modes import Modes, Starts, find_modes
 from modicum.passes.sums import Sums
 from modicum.runtime import to_device

@@ -242,3 +242,8 @@ def whitening_factor(precision: np.ndarray, least: float = 0.0) -> tuple[np.ndar
         values, vectors = eigh(precision)
         clipped = np.maximum(np.abs(values), max(least, 1e-8 * np.abs(values).max()))
         return vectors / np.sqrt(clipped), True
+
+
+def parameter_name(names: tuple[str, ...], i: int) -> str:
+    """Return the name of the i-th parameter, or its number if it has no name."""
+    return names[i] if i < len(names) else f"parameter {i}"

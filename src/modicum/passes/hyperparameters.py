@@ -20,8 +20,8 @@ from modicum.passes.curvature import (
     StandInPrior,
     exact_log_priors,
     folded_prior,
+    parameter_name,
 )
-from modicum.passes.no_mode import parameter_name
 from modicum.runtime import one_blas_thread
 
 MAX_SETTLING = 100

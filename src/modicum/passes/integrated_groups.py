@@ -23,7 +23,7 @@ from modicum.models import IntegratedEffects, Target
 from modicum.models.integrals import FlatGroups
 from modicum.models.model import Batch, Params
 from modicum.passes.engine import Engine
-from modicum.passes.group_hessian import group_places, group_places_by_numpy
+from modicum.passes.hessians import group_places, group_places_by_numpy
 from modicum.passes.mode import find_mode
 from modicum.passes.sums import Sums
 from modicum.random import Stream, key

@@ -22,12 +22,10 @@ from scipy.linalg import cholesky, solve_triangular
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.ledger import Ledger
 from modicum.models import Target
-from modicum.passes.curvature import Curvature, prior_slope
+from modicum.passes.curvature import Curvature, parameter_name, prior_slope
 from modicum.passes.engine import BLOCK, LocalEngine, chunk_rows
 from modicum.passes.mode import ascend, quasi_newton
-from modicum.passes.no_mode import parameter_name
-from modicum.passes.pointwise import log_likelihoods
-from modicum.passes.sums import Sums
+from modicum.passes.sums import Sums, log_likelihoods
 from modicum.random import Stream, generator
 from modicum.runtime import in_double_precision
 

@@ -8,9 +8,8 @@ from modicum.posterior.fit_rows import FitRows
 from modicum.posterior.fitted import Warnings
 from modicum.posterior.posterior import Posterior
 from modicum.posterior.ppc import PredictiveCheck
-from modicum.posterior.predict import Prediction
+from modicum.posterior.predict import Prediction, Score
 from modicum.posterior.refit import CrossValidation
-from modicum.posterior.score import Score
 
 __all__ = [
     "CrossValidation",

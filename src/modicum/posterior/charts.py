@@ -6,16 +6,14 @@ A chart says in its own words what is on its axes. Several curves differ in colo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from modicum.libraries import pandas as pd
 from modicum.markup import Markup, tag
 from modicum.posterior.marginal import by_class
 from modicum.posterior.ppc import PredictiveCheck
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 WIDTH, HEIGHT = 340, 190  # of a chart on a phone, where it is shown unscaled; between its titles
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 24, 36

@@ -12,13 +12,14 @@ exp(elpd); with the Bayesian bootstrap, they are averaged over bootstrap replica
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from scipy.special import softmax
 
 from modicum.arguments import names_checked
 from modicum.errors import DataError, SettingError, is_number, warn_of
+from modicum.libraries import pandas as pd
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.evidence import log_evidence
@@ -30,9 +31,6 @@ from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
 from modicum.rows.reading import whole_field
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Weighting = Literal["stacking", "bb-pseudo-bma", "pseudo-bma"]
 BOOTSTRAPS = 1_000
@@ -53,13 +51,7 @@ def model_weights(models: Sequence[LeaveOneOut], method: Weighting, seed: int) -
         return np.asarray(softmax(mass.sum() * shares @ rows, axis=1).mean(axis=0))
     # with many rows the bootstrap sums are normal, and only their differences matter
     gaps = np.array([[models[0].total(1, other).value] for other in models[1:]]).reshape(-1)
-    drawn = rng.multivariate_normal(-gaps, _covariance(models), size=BOOTSTRAPS)
-    first = np.zeros((BOOTSTRAPS, 1))
-    return np.asarray(softmax(np.concatenate([first, drawn], axis=1), axis=1).mean(axis=0))
-
-
-def _covariance(models: Sequence[LeaveOneOut]) -> np.ndarray:
-    """Return the covariance of elpd differences from the first model, from pairwise variances."""
+    # the covariance of elpd differences from the first model, from pairwise variances
     count = len(models)
     squares = np.zeros((count, count))
     for i in range(count):
@@ -67,7 +59,10 @@ def _covariance(models: Sequence[LeaveOneOut]) -> np.ndarray:
             squares[i, j] = squares[j, i] = models[i].error(models[j]) ** 2
     raw = (squares[:1, 1:] + squares[1:, :1] - squares[1:, 1:]) / 2
     values, vectors = np.linalg.eigh(raw)  # estimates may leave it slightly indefinite
-    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
+    covariance = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    drawn = rng.multivariate_normal(-gaps, covariance, size=BOOTSTRAPS)
+    first = np.zeros((BOOTSTRAPS, 1))
+    return np.asarray(softmax(np.concatenate([first, drawn], axis=1), axis=1).mean(axis=0))
 
 
 def _terms(models: Sequence[LeaveOneOut]) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +191,21 @@ def compare(
         )
     subjects = _subjects(posteriors, data)
     _require_same_outcomes(subjects)
-    _question_measures(subjects)
+    # Is the likelihood of one family a density and that of another a probability?
+    kinds: dict[bool, str] = {}  # a model by whether its likelihood is a probability
+    for name, (post, _, _) in subjects.items():
+        family = post.fitted_model().row_model
+        if isinstance(family, LinearPredictorModel):
+            kinds.setdefault(family.has_whole_outcomes, name)
+    if len(kinds) > 1:
+        warn_of(
+            "density-and-probability",
+            f"the elpd of {kinds[False]!r} sums logarithms of densities, which depend on the unit "
+            f"of the outcome, and that of {kinds[True]!r} logarithms of probabilities, so that "
+            "their difference may say nothing about the models",
+            "compare models of one kind; only for whole numbers that vary by much more than 1 is a "
+            "density close to a probability",
+        )
     results = leave_one_out(
         list(subjects.values()), subsample, draws, random_seed, progressbar, moment_match
     )
@@ -376,28 +385,7 @@ def _values(
         yield np.full(len(rows), nothing)
 
 
-def _question_measures(subjects: Mapping[str, Subject]) -> None:
-    """Warn where the likelihood of one family is a density and that of another a probability."""
-    kinds: dict[bool, str] = {}  # a model by whether its likelihood is a probability
-    for name, (post, _, _) in subjects.items():
-        family = post.fitted_model().row_model
-        if isinstance(family, LinearPredictorModel):
-            kinds.setdefault(family.has_whole_outcomes, name)
-    if len(kinds) < 2:
-        return
-    warn_of(
-        "density-and-probability",
-        f"the elpd of {kinds[False]!r} sums logarithms of densities, which depend on the unit "
-        f"of the outcome, and that of {kinds[True]!r} logarithms of probabilities, so that "
-        "their difference may say nothing about the models",
-        "compare models of one kind; only for whole numbers that vary by much more than 1 is a "
-        "density close to a probability",
-    )
-
-
 def _table(results: Mapping[str, LeaveOneOut], method: Weighting, random_seed: int) -> pd.DataFrame:
-    import pandas as pd
-
     order = sorted(results, key=lambda name: -results[name].total().value)
     best = results[order[0]]
     weights = model_weights([results[name] for name in order], method, random_seed)

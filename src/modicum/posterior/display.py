@@ -7,11 +7,12 @@ the worst lights opens notebooks, terminals and the report alike.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from modicum.errors import is_number
+from modicum.libraries import pandas as pd
 from modicum.markup import Markup, box, table, tag
 from modicum.models import FAMILIES, BaseModel
 from modicum.models.over_draws import ModelPredictor
@@ -19,9 +20,6 @@ from modicum.posterior.doubts import largest_r_hat, smallest_ess
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.ppc import PredictiveCheck
 from modicum.posterior.summary import interval_words, is_pooled, prob_of, summary
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Level = Literal["good", "doubtful", "bad"]
 WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
@@ -188,7 +186,11 @@ class Shown(NamedTuple):
     @classmethod
     def of(cls, post: FittedDraws) -> Shown:
         """Summarize the first scalars; only coefficients of columns share the picture's axis."""
-        whole = summary(post, _first_names(post))
+        # the first parameters, enough for `SHOWN` scalars; effects of groups come last
+        ordered = sorted(post.draws, key=is_pooled)
+        before = np.cumsum([0, *(post.draws[name][0, 0].size for name in ordered)])
+        names = [name for name, count in zip(ordered, before, strict=False) if count < SHOWN]
+        whole = summary(post, names)
         level, verdict = overall(lights(post, whole))
         frame = whole.head(SHOWN)
         low, high = frame.columns[2:4]
@@ -279,10 +281,3 @@ def _typed(at: tuple[float, float, float] | None, zero: float) -> str:
         line[axis] = "\N{BOX DRAWINGS LIGHT VERTICAL AND HORIZONTAL}"
     line[middle] = "\N{BLACK CIRCLE}"
     return "".join(line)
-
-
-def _first_names(post: FittedDraws) -> list[str]:
-    """Return the first parameters, enough for `SHOWN` scalars; effects of groups come last."""
-    ordered = sorted(post.draws, key=is_pooled)
-    before = np.cumsum([0, *(post.draws[name][0, 0].size for name in ordered)])
-    return [name for name, count in zip(ordered, before, strict=False) if count < SHOWN]

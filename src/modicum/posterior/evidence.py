@@ -21,9 +21,8 @@ import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI
 from modicum.diagnostics import ess
-from modicum.diagnostics.pareto import LEAST, rows_smoothed
+from modicum.diagnostics.convergence import LEAST, rows_smoothed
 from modicum.errors import SettingError, too_few, warn_of, whole_number
-from modicum.models import Target
 from modicum.models.covariances import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Sums
@@ -168,7 +167,16 @@ def log_evidence(
     total = post.chains * post.num_draws
     subset, (weights,) = thinned(post, total, "the evidence")
     sums, draws = sums_at(post, rows, subset, progressbar)
-    _require_enough(sums.target, total)
+    if sums.target.size > DENSE_LIMIT:
+        raise SettingError(
+            f"{sums.target.size:,} parameters are too many to compute the evidence with a normal "
+            "proposal; compare by leaving rows out (mo.compare), or integrate effects out."
+        )
+    if total < max(FEWEST, 4 * sums.target.size):
+        raise SettingError(
+            f"{too_few(total, 'draw')} for the covariance of {sums.target.size:,} "
+            f"parameters; {max(FEWEST, 4 * sums.target.size):,} or more are needed: sample more."
+        )
     bridge = np.zeros(total, bool)
     bridge[np.unique(np.linspace(0, total - 1, min(points, total // 2)).astype(int))] = True
     proposal = NormalProposal.fitted(sums, draws[~bridge], weights[~bridge], "evidence")
@@ -192,19 +200,6 @@ def log_evidence(
             error=bridged.error,
         )
     return bridged
-
-
-def _require_enough(target: Target, total: int) -> None:
-    if target.size > DENSE_LIMIT:
-        raise SettingError(
-            f"{target.size:,} parameters are too many to compute the evidence with a normal "
-            "proposal; compare by leaving rows out (mo.compare), or integrate effects out."
-        )
-    if total < max(FEWEST, 4 * target.size):
-        raise SettingError(
-            f"{too_few(total, 'draw')} for the covariance of {target.size:,} "
-            f"parameters; {max(FEWEST, 4 * target.size):,} or more are needed: sample more."
-        )
 
 
 def _bridge_sampling(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -> Evidence:

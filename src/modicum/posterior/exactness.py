@@ -22,18 +22,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from modicum.diagnostics import kernel_stein_discrepancy, squared_stein_discrepancy
-from modicum.diagnostics.convergence import finite_and_moving
-from modicum.diagnostics.pareto import rows_smoothed
+from modicum.diagnostics.convergence import finite_and_moving, rows_smoothed
 from modicum.errors import SettingError, too_few, warn_of, whole_number
 from modicum.ledger import Ledger
+from modicum.libraries import arviz_base, arviz_stats
+from modicum.libraries import pandas as pd
 from modicum.models.over_draws import log_priors
-from modicum.passes.pointwise import log_likelihoods
-from modicum.passes.pointwise import scores as log_posterior_scores
+from modicum.passes.sums import log_likelihoods
+from modicum.passes.sums import scores as log_posterior_scores
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import (
     FittedDraws,
@@ -49,9 +50,6 @@ from modicum.posterior.fitted import (
 from modicum.posterior.population import random_rows
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FEWEST = 25  # draws needed: a Pareto distribution is fitted to the largest fifth of the weights
 WORST_TAIL = 0.7  # Pareto k above which importance weights cannot be trusted
@@ -93,8 +91,13 @@ def correct(post: F, rows: RowsLike, draws: int = 1000, progressbar: bool = True
         with np.errstate(divide="ignore"):
             log_weights = log_weights + np.log(post.weights[:, ::every])
     _require_weights(log_weights)
-    smoothed, tail = _smooth(log_weights)
-    weights = np.exp(smoothed - smoothed.max())
+    if log_weights.size < FEWEST and np.ptp(log_weights) >= 1e-10:
+        raise SettingError(
+            f"{log_weights.size} draws are too few to be corrected, since the tail of their "
+            f"weights cannot be judged; sample at least {FEWEST}."
+        )
+    smoothed, (tail,) = rows_smoothed(log_weights.reshape(1, -1))
+    weights = np.exp(smoothed - smoothed.max()).reshape(log_weights.shape)
     report = _report(subset, weights, log_weights, tail)
     # Nearly equal weights correct next to nothing, whatever the shape of their tail.
     doubts = post.warnings
@@ -143,16 +146,6 @@ def _require_weights(log_weights: np.ndarray) -> None:
             "the posterior of all rows is zero at every draw, so the draws cannot be weighted; "
             "sample again with more rows per step."
         )
-
-
-def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
-    if log_weights.size < FEWEST and np.ptp(log_weights) >= 1e-10:
-        raise SettingError(
-            f"{log_weights.size} draws are too few to be corrected, since the tail of their "
-            f"weights cannot be judged; sample at least {FEWEST}."
-        )
-    smoothed, (tail,) = rows_smoothed(log_weights.reshape(1, -1))
-    return smoothed.reshape(log_weights.shape), float(tail)
 
 
 def _report(
@@ -229,9 +222,6 @@ def sensitivity(
     >>> post.sensitivity()["prior"].item() > 0.05
     True
     """
-    from arviz_base import from_dict
-    from arviz_stats import psense_summary
-
     model = post.fitted_model()
     require_positive(post.weights, "a sensitivity")
     alike = resample(post)
@@ -255,12 +245,12 @@ def sensitivity(
         "log_prior": {"all": prior - prior.mean()},
         "log_likelihood": {"all": log_likelihood - log_likelihood.mean()},
     }
-    tree = from_dict(groups, dims=dims, coords=coords)
+    tree = arviz_base.from_dict(groups, dims=dims, coords=coords)
     log = logging.getLogger("arviz_stats.psense")
     before, log.disabled = log.disabled, True  # the table shows what would be logged
     try:
         with np.errstate(all="ignore"):  # an uninformative likelihood is constant
-            return psense_summary(tree)
+            return arviz_stats.psense_summary(tree)
     finally:
         log.disabled = before
 

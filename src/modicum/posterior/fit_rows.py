@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 
 from modicum.errors import DataError, SettingError, argument
 from modicum.files import Json
+from modicum.libraries import pandas as pd
+from modicum.libraries import pyarrow as pa
 from modicum.models.model import NEW
 from modicum.rows import Coding, Rows, RowsSchema
 from modicum.rows.checks import NewGroupError, NewLevelError
@@ -19,9 +21,7 @@ from modicum.rows.reading import TableFiles, encode_table, is_tabular, whole_fie
 from modicum.rows.sources import is_table
 
 if TYPE_CHECKING:
-    import pandas as pd
     import polars as pl
-    import pyarrow as pa
 
 Batch: TypeAlias = dict[str, np.ndarray]
 RowsLike: TypeAlias = (
@@ -196,12 +196,26 @@ def aligned(
         columns = _columns_by_name(theirs, ours, first_new)
     same = columns is None and _coded_alike(theirs, ours)
     if columns is None and theirs.coding is None and ours.coding is not None:
-        _check_columns(theirs, ours)
+        # unnamed columns must be as many as in the fit, levels of factors included
+        x = theirs.fields.get("x")
+        if x is not None and x != (len(ours.columns),):
+            raise DataError(
+                f"x has {_count(x[0], 'column') if x else 'no columns'}, but the fit had "
+                f"{len(ours.columns)} ({_listed(ours.columns)}), some of them for levels of "
+                "factors; give the factors as codes={...}, or give all columns."
+            )
     for name in theirs.fields:
         if name in ours.fields and (same or name != "x"):
             _check_shape(name, theirs, ours)
     coding = None if same else theirs.coding
-    fields = _common_fields(theirs, ours, coding)
+    # the fields that the fit knows; those that `coding` expands become columns of x
+    names = theirs.fields if coding is None else {*theirs.fields, "x"} - set(coding.fields)
+    fields = tuple(name for name in names if name in {*ours.fields, "x", "y", "weight"})
+    if not fields:
+        raise DataError(
+            f"the rows have the fields {_listed(list(theirs.fields))}, and the rows of the fit had "
+            f"{_listed(list(ours.fields))}: they have no field in common."
+        )
     dtype = fit.dtype if (rows.dtype.name == "uint8") != (fit.dtype == "uint8") else None
     return AlignedRows(rows, fields, columns, dtype, coding, first_new)
 
@@ -248,18 +262,6 @@ def _coded_alike(theirs: RowsSchema, ours: RowsSchema) -> bool:
     return theirs.coding == ours.coding and all(
         theirs.levels.get(name) == ours.levels.get(name) for name in factors
     )
-
-
-def _common_fields(theirs: RowsSchema, ours: RowsSchema, coding: Coding | None) -> tuple[str, ...]:
-    """Return the fields that the fit knows; those that `coding` expands become columns of x."""
-    names = theirs.fields if coding is None else {*theirs.fields, "x"} - set(coding.fields)
-    common = tuple(name for name in names if name in {*ours.fields, "x", "y", "weight"})
-    if not common:
-        raise DataError(
-            f"the rows have the fields {_listed(list(theirs.fields))}, and the rows of the fit had "
-            f"{_listed(list(ours.fields))}: they have no field in common."
-        )
-    return common
 
 
 def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
@@ -348,17 +350,6 @@ def _check_offset(theirs: RowsSchema, ours: RowsSchema) -> None:
         )
 
 
-def _check_columns(theirs: RowsSchema, ours: RowsSchema) -> None:
-    """Refuse unnamed columns unless there are as many as in the fit, levels of factors included."""
-    x = theirs.fields.get("x")
-    if x is not None and x != (len(ours.columns),):
-        raise DataError(
-            f"x has {_count(x[0], 'column') if x else 'no columns'}, but the fit had "
-            f"{len(ours.columns)} ({_listed(ours.columns)}), some of them for levels of factors; "
-            "give the factors as codes={...}, or give all columns."
-        )
-
-
 def _check_shape(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
     shape, needed = theirs.fields[name], ours.fields[name]
     if shape == needed:
@@ -385,7 +376,19 @@ def _columns_by_name(
     absent: set[str] = set()
     for name, levels in theirs.levels.items():
         if name in ours.levels and name not in grouped:
-            _check_levels(name, theirs, ours)
+            unseen = [level for level in theirs.levels[name] if level not in ours.levels[name]]
+            if unseen:
+                raise DataError(
+                    f"column {name!r} holds {_listed(unseen)}, which the rows of the fit did not; "
+                    "leave such rows out, or fit again with rows that have these levels."
+                )
+            reference, other = ours.reference[name], theirs.reference[name]
+            if other != reference:
+                raise DataError(
+                    f"column {name!r} is coded against the reference level {other!r}, but the "
+                    f"fit's was {reference!r}; give the table itself, or make the rows with "
+                    f"categorical={{{name!r}: {reference!r}}}."
+                )
             absent |= {f"{name}[{v}]" for v in ours.levels[name] if v not in levels}
     for name in ours.levels:
         if name in theirs.columns:
@@ -404,22 +407,6 @@ def _columns_by_name(
     if theirs.columns == ours.columns:
         return None
     return np.array([place.get(column, -1) for column in ours.columns])
-
-
-def _check_levels(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
-    unseen = [level for level in theirs.levels[name] if level not in ours.levels[name]]
-    if unseen:
-        raise DataError(
-            f"column {name!r} holds {_listed(unseen)}, which the rows of the fit did not; leave "
-            "such rows out, or fit again with rows that have these levels."
-        )
-    reference, other = ours.reference[name], theirs.reference[name]
-    if other != reference:
-        raise DataError(
-            f"column {name!r} is coded against the reference level {other!r}, but the fit's was "
-            f"{reference!r}; give the table itself, or make the rows with "
-            f"categorical={{{name!r}: {reference!r}}}."
-        )
 
 
 def _differing(theirs: Sequence[str], ours: Sequence[str]) -> str:

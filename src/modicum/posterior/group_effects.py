@@ -18,9 +18,9 @@ outcomes are all equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion, warn_of
 from modicum.ledger import Ledger
+from modicum.libraries import pandas as pd
 from modicum.models import BaseModel, GroupTerm, IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.model import Batch
 from modicum.models.terms import effect_columns
 from modicum.passes import LocalEngine, units_of
 from modicum.passes.integrated_groups import draw_effects, effect_moments
@@ -55,9 +55,6 @@ from modicum.rows import Rows
 from modicum.rows.coding import Level, level_names
 from modicum.rows.grouped_rows import GroupedRows, GroupIndex, as_groups
 from modicum.runtime import Array, in_double_precision, jit
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CHUNK = 65_536  # rows read at a time
 STICKY = 0.2  # acceptance rate below which four proposals per draw are too few
@@ -389,26 +386,12 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
             f"an intraclass correlation needs one variance of the noise, and "
             f"{family.modelled[0]!r} differs between rows; compare group_sd instead."
         )
-    between = _group_variances(post, model.group_terms, rows_of_fit)
-    within = np.asarray(family.noise_variance(post.draws, lambda: _mean_outcome(rows_of_fit)))
-    total = sum(between.values()) + within
-    shares = {name: part / total for name, part in between.items()}
-    if len(shares) > 1:
-        shares["all groups"] = sum(between.values()) / total
-    x = np.stack(list(shares.values()), axis=-1)
-    table = interval_table(tabulated(x, weights_of(post), prob), zip(shares), ["group"], prob)
-    return table.iloc[:, :4]
-
-
-def _group_variances(
-    source: FittedDraws, terms: Sequence[GroupTerm], rows: Rows | None
-) -> dict[str, np.ndarray]:
-    """Return the variance that the effects of each factor add to a predictor, (chain, draw)."""
-    sds = source.draws["group_sd"]
-    correlations = source.draws.get("group_cor")
-    parts: dict[str, np.ndarray] = {}
+    # the variance that the effects of each factor add to a predictor, (chain, draw)
+    sds = post.draws["group_sd"]
+    correlations = post.draws.get("group_cor")
+    between: dict[str, np.ndarray] = {}
     sd = pair = 0
-    for term in terms:
+    for term in model.group_terms:
         size = len(term.effects)
         own = sds[..., sd : sd + size]
         sd += size
@@ -419,9 +402,16 @@ def _group_variances(
                 shared = correlations[..., pair] * own[..., i] * own[..., j]
                 covariance[..., i, j] = covariance[..., j, i] = shared
                 pair += 1
-        variance = np.sum(covariance * _second_moments(term, rows), axis=(-1, -2))
-        parts[term.field] = parts.get(term.field, 0.0) + variance
-    return parts
+        variance = np.sum(covariance * _second_moments(term, rows_of_fit), axis=(-1, -2))
+        between[term.field] = between.get(term.field, 0.0) + variance
+    within = np.asarray(family.noise_variance(post.draws, lambda: _mean_outcome(rows_of_fit)))
+    total = sum(between.values()) + within
+    shares = {name: part / total for name, part in between.items()}
+    if len(shares) > 1:
+        shares["all groups"] = sum(between.values()) / total
+    x = np.stack(list(shares.values()), axis=-1)
+    table = interval_table(tabulated(x, weights_of(post), prob), zip(shares), ["group"], prob)
+    return table.iloc[:, :4]
 
 
 def _second_moments(term: GroupTerm, rows: Rows | None) -> np.ndarray:
@@ -529,7 +519,23 @@ def _unpooled_effects(
     model = post.fitted_model()
     family = model.row_model
     assert isinstance(family, LinearPredictorModel)
-    batch, which = _rows_with_codes(rows, group, _level_codes(model, rows, group, levels))
+    # the values of the group field that stand for these levels
+    if model.integrated_group == group:
+        groups = groups_of(rows, group)
+        names, values = group_levels(groups), groups.index.values
+    else:
+        names = np.asarray(rows.levels[group], object)
+        values = np.arange(len(names))
+    place = {str(name): value for name, value in zip(names.tolist(), values, strict=True)}
+    # the rows whose factor has one of these codes, and the index of the code of each row
+    codes = np.array([place[str(level)] for level in levels])
+    order = np.argsort(codes)
+    parts: list[dict[str, np.ndarray]] = []
+    for chunk in rows.chunks(CHUNK):
+        of_levels = np.isin(chunk[group], codes)
+        parts.append({name: np.asarray(values)[of_levels] for name, values in chunk.items()})
+    batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    which = order[np.searchsorted(codes[order], batch[group])]
     named = {name: post.mean(name) for name in post.draws}
     predict = jax.jit(lambda named, batch: family.predictor_vector(model.restore(named), batch))
     predictors = np.array(predict(named, batch))
@@ -543,29 +549,6 @@ def _unpooled_effects(
     frequency = np.asarray(batch.get("weight", np.ones(len(which))))
     arguments = (predictors, np.asarray(family.outcome(batch)), z[:, k], frequency, which)
     return np.asarray(_level_modes(family.without_priors(), *arguments, pooled[:, k], sd))
-
-
-def _level_codes(model: BaseModel, rows: Rows, group: str, levels: Iterable[object]) -> np.ndarray:
-    """Return the values of the group field that stand for these levels."""
-    if model.integrated_group == group:
-        groups = groups_of(rows, group)
-        names, values = group_levels(groups), groups.index.values
-    else:
-        names = np.asarray(rows.levels[group], object)
-        values = np.arange(len(names))
-    place = {str(name): value for name, value in zip(names.tolist(), values, strict=True)}
-    return np.array([place[str(level)] for level in levels])
-
-
-def _rows_with_codes(rows: Rows, group: str, codes: np.ndarray) -> tuple[Batch, np.ndarray]:
-    """Return the rows whose factor has one of these codes, and the index of each row's code."""
-    order = np.argsort(codes)
-    parts: list[dict[str, np.ndarray]] = []
-    for chunk in rows.chunks(CHUNK):
-        of_levels = np.isin(chunk[group], codes)
-        parts.append({name: np.asarray(values)[of_levels] for name, values in chunk.items()})
-    batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return batch, order[np.searchsorted(codes[order], batch[group])]
 
 
 STEPS = 40  # Newton steps

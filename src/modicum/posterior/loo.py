@@ -33,19 +33,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from modicum.diagnostics.convergence import ess_mean
-from modicum.diagnostics.pareto import rows_smoothed
+from modicum.diagnostics.convergence import ess_mean, rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn_of, whole_number
 from modicum.ledger import Ledger
+from modicum.libraries import arviz_stats
+from modicum.libraries import xarray as xr
 from modicum.linalg.arrow import plus
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums
 from modicum.passes.curvature import curvature
-from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
+from modicum.passes.sums import LeftOut, approximately_left_out, log_likelihoods
 from modicum.posterior.evidence import NormalProposal, average, log_joint
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, evenly_spaced, sums_at, thinned
@@ -55,9 +56,6 @@ from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups
 from modicum.rows.reading import whole_field
-
-if TYPE_CHECKING:
-    from arviz_stats.utils import ELPDData
 
 EVEN = 0.1  # share of the sample that is drawn uniformly
 
@@ -266,11 +264,9 @@ class LeaveOneOut:
         deviations = max(squares - (total.value**2 - total.variance) / n, 0.0)
         return float(np.sqrt(deviations * n / (n - 1))) if n > 1 else 0.0
 
-    def result(self) -> ELPDData:
+    def result(self) -> arviz_stats.utils.ELPDData:
         """Return ArviZ's ELPDData; `elpd_i` and `pareto_k` are those of the rows left out."""
-        from arviz_stats import utils
-        from xarray import DataArray
-
+        utils = arviz_stats.utils
         ids, total, times = self.sample.row_ids, self.total(), self.sample.times
         at = {self.unit: self.called}
         fields: dict[str, object] = {
@@ -282,15 +278,15 @@ class LeaveOneOut:
             "scale": "log",
             "warning": bool((self.pareto_k > self.good_k).any()),
             "good_k": self.good_k,
-            "elpd_i": DataArray(self.elpd, at, [self.unit], name="elpd_i"),
-            "pareto_k": DataArray(self.pareto_k, at, [self.unit], name="pareto_k"),
+            "elpd_i": xr.DataArray(self.elpd, at, [self.unit], name="elpd_i"),
+            "pareto_k": xr.DataArray(self.pareto_k, at, [self.unit], name="pareto_k"),
         }
         if times is not None:
             fields |= {
                 "subsampling_se": float(np.sqrt(total.variance)),
                 "subsample_size": int(times.sum()),
                 "loo_subsample_observations": ids,
-                "elpd_loo_approx": DataArray(self.approximate.elpd, dims=[self.unit]),
+                "elpd_loo_approx": xr.DataArray(self.approximate.elpd, dims=[self.unit]),
             }
         if not hasattr(utils, "ELPDDataLOO"):  # arviz_stats before 1.0 has one class for all
             return utils.ELPDData(kind="loo", **fields)
@@ -355,7 +351,7 @@ def loo(
     random_seed: int = 0,
     progressbar: bool = True,
     moment_match: bool = False,
-) -> ELPDData:
+) -> arviz_stats.utils.ELPDData:
     """Estimate how well the model predicts rows it has not seen, without fitting again.
 
     Pareto-smoothed importance sampling leaves each row out (Vehtari, Gelman and Gabry 2017).
@@ -522,7 +518,13 @@ def _leave_out(
         parts.append(_smoothed(values, share, subject))
         first += values.shape[1]
     elpd, lpd, pareto_k = np.concatenate(parts, axis=1)
-    _require_signs(elpd, lpd, unit, called)
+    bad = ~np.isfinite(elpd + lpd)
+    if bad.any():
+        raise SettingError(
+            f"the signs of the draws cancel when {unit} {called[np.argmax(bad)]} is left out, so "
+            "that its predictive density would be negative; sample more, or with a larger "
+            "subsample, so that fewer signs are negative."
+        )
     draws = len(subject.points)
     return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit, called)
 
@@ -551,17 +553,6 @@ def _require_numbers(values: np.ndarray, unit: str, called: np.ndarray) -> None:
             f"the log-likelihood of {unit} {called[np.argmax(bad)]} is not finite at some of the "
             f"draws, so that the {unit} cannot be left out; rescale the columns of the rows, or "
             f"use a family under which the {unit} is possible."
-        )
-
-
-def _require_signs(elpd: np.ndarray, lpd: np.ndarray, unit: str, called: np.ndarray) -> None:
-    """Refuse rows whose signed sums are not positive and have no logarithm."""
-    bad = ~np.isfinite(elpd + lpd)
-    if bad.any():
-        raise SettingError(
-            f"the signs of the draws cancel when {unit} {called[np.argmax(bad)]} is left out, so "
-            "that its predictive density would be negative; sample more, or with a larger "
-            "subsample, so that fewer signs are negative."
         )
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from modicum.errors import SettingError, whole_number
+from modicum.libraries import pandas as pd
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
@@ -34,9 +35,6 @@ from modicum.posterior.weighted import (
 )
 from modicum.rows.checks import names_like
 from modicum.rows.coding import Level, level_places
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Expected = Callable[[Batch], np.ndarray]
 """Maps a batch of rows to expected outcomes (draws, rows, ...)."""
@@ -201,7 +199,15 @@ def marginal(
     {(0, 0): 0.0, (0, 3): -3.0, (1, 0): 2.0, (1, 3): -1.0}
     """
     check_interval(prob)
-    columns = _column_names(column)
+    names = [column] if isinstance(column, str) else column
+    if not isinstance(names, Sequence) or not names or any(not isinstance(n, str) for n in names):
+        raise SettingError(
+            "column must be the name of a column, or a list of names such as ['hour', 'origin'], "
+            f"not {column!r}."
+        )
+    if len(set(names)) < len(names):
+        raise SettingError(f"the columns {names!r} must be different ones.")
+    columns = list(names)
     chosen = _values_by_column(columns, at)
     usual = {name: FEW if k else range(GRID) for k, name in enumerate(columns)}
     settings = prod(map(len, {**usual, **chosen}.values()))
@@ -296,7 +302,13 @@ def contrast(
         )
     check_interval(prob)
     if comparison == "odds ratio":
-        _require_chances(post.fitted_model())
+        family = post.fitted_model().row_model
+        is_mean = isinstance(family, LinearPredictorModel) and not family.mean_is_share
+        if is_mean and type(family).decide is BaseModel.decide:
+            raise SettingError(
+                f"an odds ratio needs probabilities, and {type(family).__name__} does not "
+                "predict probabilities; use 'difference' or 'ratio'."
+            )
     if comparison not in ("difference", "ratio", "odds ratio"):
         raise SettingError(
             f"comparison must be 'difference', 'ratio' or 'odds ratio', not {comparison!r}."
@@ -340,19 +352,6 @@ def _quantity(post: FittedDraws) -> str:
     return f"{'chance of' if is_chance else 'expected'} {post.outcome_name()}"
 
 
-def _column_names(column: object) -> list[str]:
-    """Return the columns to set, all different."""
-    names = [column] if isinstance(column, str) else column
-    if not isinstance(names, Sequence) or not names or any(not isinstance(n, str) for n in names):
-        raise SettingError(
-            "column must be the name of a column, or a list of names such as ['hour', 'origin'], "
-            f"not {column!r}."
-        )
-    if len(set(names)) < len(names):
-        raise SettingError(f"the columns {names!r} must be different ones.")
-    return list(names)
-
-
 def _values_by_column(columns: list[str], at: Any) -> dict[str, list[Level]]:  # as a user wrote it
     """Return the values that were named, by column."""
     if at is None:
@@ -393,18 +392,6 @@ def _values_of(rows: Population, name: str, chosen: list[Level] | None, few: boo
         return list(np.quantile(values.astype(float), FEW).tolist())
     low, high = np.quantile(values.astype(float), [0.01, 0.99])
     return list(np.linspace(low, high, GRID).tolist())
-
-
-def _require_chances(model: BaseModel) -> None:
-    """Refuse odds ratios for models whose expected outcomes are not probabilities."""
-    family = model.row_model
-    if not isinstance(family, LinearPredictorModel) or family.mean_is_share:
-        return
-    if type(family).decide is BaseModel.decide:
-        raise SettingError(
-            f"an odds ratio needs probabilities, and {type(family).__name__} does not predict "
-            "probabilities; use 'difference' or 'ratio'."
-        )
 
 
 def _averages(

@@ -358,7 +358,14 @@ def outcomes(
         if model.simulates or not has_classes:
             return _simulated(source, rows, rng)
         return in_pieces(rows, source.weights.size, lambda batch: _draw_classes(rng, source, batch))
-    _require_fields(family, rows)
+    # fields that outcomes depend on, such as the trials of a binomial
+    errors = [name for name in KNOWN_NOISE if name in family.observed]
+    for name in (*family.outcome_fields, *errors):
+        if name != "y" and name not in rows.fields:
+            raise DataError(
+                f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
+                "rows lack; add it."
+            )
 
     def draw(batch: Batch) -> np.ndarray:
         eta, sd = source.predictors(batch)
@@ -384,17 +391,6 @@ def _simulated(
         return drawn
 
     return in_pieces(rows, source.weights.size, draw)
-
-
-def _require_fields(family: LinearPredictorModel, rows: AlignedRows) -> None:
-    """Refuse rows that lack a field outcomes depend on, such as the trials of a binomial."""
-    errors = [name for name in KNOWN_NOISE if name in family.observed]
-    for name in (*family.outcome_fields, *errors):
-        if name != "y" and name not in rows.fields:
-            raise DataError(
-                f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
-                "rows lack; add it."
-            )
 
 
 def _draw_classes(rng: np.random.Generator, source: OutcomeDraws, batch: Batch) -> np.ndarray:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError
+from modicum.libraries import pyarrow as pa
 from modicum.posterior.fit_rows import AlignedRows, Batch, FitRows, Groups, RowsLike
 from modicum.posterior.fitted import FittedDraws
 from modicum.random import Stream, generator
@@ -20,14 +21,10 @@ from modicum.rows import Rows
 from modicum.rows.checks import names_like
 from modicum.rows.coding import Level
 from modicum.rows.formula import FormulaEncoding
-from modicum.rows.formula.batches import complete_rows
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.levels import StrayTextError
+from modicum.rows.levels import StrayTextError, complete_rows
 from modicum.rows.reading import encode_table, is_tabular, source_of, table_numbers, whole_field
 from modicum.rows.sources import Source
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 T = TypeVar("T")
 MOST_COLOURS = 10**9  # NumPy's limit for draws without replacement
@@ -109,8 +106,6 @@ def _read(source: Source, read: Callable[[Source], T]) -> T:
 
 def _plain(column: pa.Array) -> np.ndarray:
     """Convert an Arrow column to numbers, or to strings."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
@@ -170,8 +165,6 @@ class _Sample(NamedTuple):
 def _sample(
     source: Source, columns: Sequence[str], most: int, seed: int, drop: bool
 ) -> _Sample | None:
-    import pyarrow as pa
-
     rng = generator(seed, Stream.CHECKED_ROWS)
     sample, keys, total = None, np.zeros(0), 0
     for part, dropped in complete_rows(source.batches(columns), columns, drop):
@@ -265,8 +258,6 @@ class TablePopulation:
 
     def setting(self, changes: Mapping[str, np.ndarray]) -> Iterator[Batch]:
         """Encode the table with columns set to these values."""
-        import pyarrow as pa
-
         table = self.table
         for name, values in changes.items():
             place = table.column_names.index(name)

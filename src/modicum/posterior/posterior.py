@@ -15,24 +15,21 @@ from modicum.models.model import BaseModel
 from modicum.models.over_draws import ModelPredictor
 from modicum.models.own import Model
 from modicum.posterior import archive
-from modicum.posterior.archive import save
-from modicum.posterior.datatree import to_datatree, to_netcdf, weight_name
+from modicum.posterior.archive import save, to_datatree, to_netcdf, weight_name
 from modicum.posterior.display import posterior_box, posterior_text
 from modicum.posterior.evidence import log_evidence
 from modicum.posterior.exactness import correct, sensitivity, stein_discrepancy
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, resample
 from modicum.posterior.group_effects import effects, icc
-from modicum.posterior.hypothesis import hypothesis
 from modicum.posterior.loo import loo
 from modicum.posterior.marginal import contrast, marginal
 from modicum.posterior.outcomes import predictive
 from modicum.posterior.ppc import ppc
-from modicum.posterior.predict import predict
+from modicum.posterior.predict import bayes_R2, predict, score
 from modicum.posterior.refit import kfold, update
 from modicum.posterior.report import report
-from modicum.posterior.score import bayes_R2, score
-from modicum.posterior.summary import learning_curve, summary
+from modicum.posterior.summary import hypothesis, learning_curve, summary
 
 # Attributes that posteriors have in other libraries, and what to use here instead.
 SUMMARY = 'post.summary("beta"), or post["beta"] for the draws'

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
+from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
 from modicum.posterior.fitted import FittedDraws, check_interval, evenly_spaced
@@ -38,7 +39,6 @@ from modicum.random import Stream, generator
 from modicum.rows.reading import is_tabular, source_of
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 OBSERVED, PREDICTED, INK = "#1f2937", "#0b5fa5", "#555555"
@@ -147,36 +147,29 @@ class PredictiveCheck:
         ax = new_axes(ax)
         across, up = self.labels
         ax.set(xlabel=across, ylabel=up)
-        if self.across is not None:
-            self._plot_curve(ax, self.across)
+        x, table, label = self.across, self.table, expected_words(self.prob)
+        if x is not None:  # shares of ones by their chance, rows by quantile, or a distribution
+            ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0)
+            ax.plot(x, table["predicted"], color=PREDICTED, lw=1, label=label)
+            line = "-" if self.kind == "ecdf" else "o-"
+            ax.plot(x, table["observed"], line, color=OBSERVED, ms=4, lw=1, label="observed")
+            if self.kind == "quantiles":
+                ax.set_ylim(0, None)
         elif self.kind == "residuals":
             self._plot_residuals(ax)
         else:
-            self._plot_bars(ax)
+            root = np.sqrt if self.kind == "counts" else np.asarray
+            at, seen = np.arange(len(table)), root(table["observed"])
+            ax.bar(at, seen, width=0.75, color=OBSERVED, alpha=0.3, label="observed")
+            low, middle, high = (root(table[name]) for name in ("lower", "predicted", "upper"))
+            ax.vlines(at, low, high, color=PREDICTED, lw=3, alpha=0.5)
+            ax.plot(at, middle, "o", color=PREDICTED, ms=4, label=label)
+            every_nth = max(1, len(at) // 12)
+            ax.set_xticks(at[::every_nth], [str(name) for name in table.index[::every_nth]])
+            if self.kind == "counts":
+                ax.yaxis.set_major_formatter(lambda value, _: f"{max(value, 0) ** 2:,.0f}")
         ax.legend(frameon=False)
         return ax
-
-    def _plot_curve(self, ax: Axes, x: np.ndarray) -> None:
-        """Plot shares of ones by their probability, rows by quantile, or a distribution."""
-        table, label = self.table, expected_words(self.prob)
-        ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0)
-        ax.plot(x, table["predicted"], color=PREDICTED, lw=1, label=label)
-        marker = "" if self.kind == "ecdf" else "o"
-        ax.plot(x, table["observed"], marker + "-", color=OBSERVED, ms=4, lw=1, label="observed")
-        if self.kind == "quantiles":
-            ax.set_ylim(0, None)
-
-    def _plot_bars(self, ax: Axes) -> None:
-        root = np.sqrt if self.kind == "counts" else np.asarray
-        table, at = self.table, np.arange(len(self.table))
-        ax.bar(at, root(table["observed"]), width=0.75, color=OBSERVED, alpha=0.3, label="observed")
-        low, middle, high = (root(table[name]) for name in ("lower", "predicted", "upper"))
-        ax.vlines(at, low, high, color=PREDICTED, lw=3, alpha=0.5)
-        ax.plot(at, middle, "o", color=PREDICTED, ms=4, label=expected_words(self.prob))
-        every_nth = max(1, len(at) // 12)
-        ax.set_xticks(at[::every_nth], [str(label) for label in table.index[::every_nth]])
-        if self.kind == "counts":
-            ax.yaxis.set_major_formatter(lambda value, _: f"{max(value, 0) ** 2:,.0f}")
 
     def _plot_residuals(self, ax: Axes) -> None:
         """Plot observed minus predicted means, or shares of each class, with their intervals."""
@@ -258,7 +251,14 @@ def ppc(
         data = _table_with(post, by, subsample, random_seed)
     origin = data if data is not None else post.table
     all_rows = post.rows_or_own(data, True, "refuse")
-    _require_outcomes(post, all_rows)
+    field = post.fitted_model().outcome_field
+    if field not in all_rows.fields:
+        if post.rows is not None and field not in post.rows.fields:
+            raise SettingError(
+                f"it is not known which field holds the outcomes: the rows of the fit have "
+                f"{', '.join(sorted(post.rows.fields))}; name it with mo.Model(outcome=...)."
+            )
+        raise SettingError(f"a check needs outcomes: give rows with the field {field!r}.")
     ids, mass = counted_rows(all_rows.rows, subsample, random_seed)
     checked = replace(all_rows, rows=all_rows.rows.subset(ids))
     column = None if by is None else (by, column_values(all_rows.rows, origin, by, ids))
@@ -281,19 +281,6 @@ def _table_with(post: FittedDraws, column: str, most: int, seed: int) -> RowsLik
         return None  # `column_values` raises the error
     needed = dict.fromkeys([*encoding.needed(outcome=True), column])
     return table_sample(post.table, list(needed), most, seed, encoding, fitted=post.rows)
-
-
-def _require_outcomes(post: FittedDraws, rows: AlignedRows) -> None:
-    """Refuse rows without outcomes."""
-    field = post.fitted_model().outcome_field
-    if field in rows.fields:
-        return
-    if post.rows is not None and field not in post.rows.fields:
-        raise SettingError(
-            f"it is not known which field holds the outcomes: the rows of the fit have "
-            f"{', '.join(sorted(post.rows.fields))}; name it with mo.Model(outcome=...)."
-        )
-    raise SettingError(f"a check needs outcomes: give rows with the field {field!r}.")
 
 
 def _compared(
@@ -341,7 +328,10 @@ def _compared(
         total = total + np.stack([summed(x) for x in values])
         first = part.stop
     if kind == "counts":
-        edges, total = _pooled(edges, total)
+        # let the largest counts share a bin, so that it is expected to hold some rows
+        beyond = np.cumsum(total[1:, :0:-1].mean(axis=0))[::-1]
+        kept = np.r_[0, 1 + np.flatnonzero(beyond[1:] >= FEWEST)]
+        edges, total = edges[kept], np.add.reduceat(total, [0, *kept + 1], axis=1)
     if len(edges):
         table = _value_table(kind, edges, total, prob, source.weights)
     else:
@@ -389,13 +379,6 @@ def _censored(y: np.ndarray, fields: Batch) -> np.ndarray | None:
     return np.stack(np.broadcast_arrays(low, high))
 
 
-def _pooled(edges: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Let the largest counts share a bin, so that it is expected to hold some rows."""
-    beyond = np.cumsum(total[1:, :0:-1].mean(axis=0))[::-1]
-    kept = np.r_[0, 1 + np.flatnonzero(beyond[1:] >= FEWEST)]
-    return edges[kept], np.add.reduceat(total, [0, *kept + 1], axis=1)
-
-
 def _require_comparable(y: np.ndarray, hidden: bool) -> None:
     """Refuse vector outcomes, and censored ones whose values are to be compared."""
     if y.ndim > 1:
@@ -419,8 +402,6 @@ def _with_class_names(check: PredictiveCheck, names: Sequence[str]) -> pd.DataFr
         return table.assign(**{"class": [names[k] for k in table["class"]]})
     if not names or check.kind != "classes":
         return table
-    import pandas as pd
-
     called = [names[int(k)] for k in table.index]
     return table.set_axis(pd.Index(called, name=table.index.name))
 
@@ -539,8 +520,6 @@ def _frame(
     index: Sequence[object] | np.ndarray | range,
     weights: np.ndarray,
 ) -> pd.DataFrame:
-    import pandas as pd
-
     observed, drawn, ends = total[0], total[1:], [(1 - prob) / 2, (1 + prob) / 2]
     low, high = weighted_quantile(drawn[None], unequal(weights), ends)
     mean = weighted_mean(drawn[None], unequal(weights))
@@ -560,8 +539,6 @@ def survival_table(
     The table has, for each time, its posterior mean and interval, averaged over the rows (at most
     `MOST_ROWS`), and the Kaplan-Meier estimate from all outcomes, which may be right-censored.
     """
-    import pandas as pd
-
     check_interval(prob)
     rows = post.rows_or_own(None, True, "refuse")
     observed = post.fitted_model().row_model.observed

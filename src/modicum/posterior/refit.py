@@ -25,7 +25,7 @@ from modicum.posterior.outcomes import (
     new_effects,
 )
 from modicum.posterior.population import column_values, holds_column
-from modicum.posterior.score import log_mean
+from modicum.posterior.predict import log_mean
 from modicum.posterior.weighted import normalised
 from modicum.progress import phase
 from modicum.random import Stream, generator

@@ -12,12 +12,12 @@ from contextlib import suppress
 from copy import copy
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from modicum.errors import ModicumError
 from modicum.files import require_writable, whole_file
+from modicum.libraries import pandas as pd
 from modicum.markup import Markup, table, tag
 from modicum.models import FAMILIES, BaseModel
 from modicum.posterior.charts import (
@@ -45,9 +45,6 @@ from modicum.posterior.ppc import PredictiveCheck, expected_words, ppc, survival
 from modicum.posterior.summary import added_words, interval_words, is_pooled, prob_of, summary
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DRAWS = 100  # draws of the predictive check, and of the effects of columns
 CHECKED_ROWS = 10_000  # rows of the predictive check: what they do not show is small
@@ -368,17 +365,11 @@ def _groups(
         pictures = [_caterpillar(name, one_effect(frame, name)) for name in names]
         if len(names) == 1:
             with suppress(ModicumError):  # several columns, too many levels, or integrated effects
-                pictures = _levels_in_units(post, group, prob, data) or pictures
+                found = marginal(post, group, data, draws=DRAWS, prob=prob, subsample=COLUMN_ROWS,
+                                 given=_unit_of_exposure(post))  # fmt: skip
+                if found.index.nlevels == 1:  # nothing of outcomes that are classes
+                    pictures = [_caterpillar(group, found)]
         yield _section(f"Effects of {group}", tag("div", pictures, class_="figures"))
-
-
-def _levels_in_units(
-    post: FittedDraws, group: str, prob: float, data: RowsLike | None
-) -> list[Markup]:
-    """Show average predictions by level of a group; nothing of outcomes that are classes."""
-    found = marginal(post, group, data, draws=DRAWS, prob=prob, subsample=COLUMN_ROWS,
-                     given=_unit_of_exposure(post))  # fmt: skip
-    return [_caterpillar(group, found)] if found.index.nlevels == 1 else []
 
 
 def _caterpillar(name: str, frame: pd.DataFrame) -> Markup:

@@ -25,10 +25,10 @@ from modicum.rows.checks import MissingValueError, as_dtype, block_rows, in_type
 from modicum.rows.coding import Array, Level, level_names
 from modicum.rows.fields import FieldSet
 from modicum.rows.formula import Formula, FormulaEncoding, learn, parse
-from modicum.rows.formula.batches import complete_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.lake import cache_folder, is_remote, local_path
+from modicum.rows.levels import complete_rows
 from modicum.rows.memory import RowStream, encoded, stream_of
 from modicum.rows.object_storage import holds_store
 from modicum.rows.rows import CHUNK, Rows

@@ -16,9 +16,8 @@ from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Array, Coding, DType, Level
-from modicum.rows.description import Description, RowsSchema
+from modicum.rows.description import Description, RowsSchema, fingerprint
 from modicum.rows.fields import FieldSet
-from modicum.rows.fingerprint import fingerprint
 from modicum.rows.lake import is_remote, local_path
 from modicum.rows.memory import Backend, MemoryBackend, encoded
 from modicum.rows.sources import TableSource, is_table

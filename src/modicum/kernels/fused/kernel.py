@@ -25,6 +25,7 @@ from modicum.kernels.energy_conserving import (
     EnergyConservingState,
     certain_rows,
 )
+from modicum.kernels.expansion import TERMS
 from modicum.kernels.fused.program import (
     ETA,
     EXTRAS,
@@ -41,7 +42,6 @@ from modicum.kernels.fused.program import (
 from modicum.kernels.likelihood_estimates import EMPTY
 from modicum.kernels.moves import DIVERGENT, HMCMove, PathChances
 from modicum.kernels.protocols import Draw, RowRequest, carried_fields
-from modicum.kernels.remainder import TERMS
 from modicum.models.model import Batch
 
 IN_REGISTERS = 2**11  # largest subsample, in floats, that a program holds

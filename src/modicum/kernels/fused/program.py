@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from modicum.kernels.control_variates import LinearTaylor
-from modicum.kernels.remainder import TERMS, About
+from modicum.kernels.expansion import TERMS, About
 from modicum.runtime import Pytree
 
 Ref: TypeAlias = Any  # a reference to memory; JAX has no public name for it

@@ -19,7 +19,6 @@ import numpy as np
 
 from modicum.arguments import BelowOne, Bytes, Count, Point, Positive, Share, among, at_least
 from modicum.errors import ModicumWarning, SettingError
-from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.control_variates import LinearTaylor, cached_rows
 from modicum.kernels.designs import DESIGNS
 from modicum.kernels.energy_conserving import (
@@ -27,11 +26,11 @@ from modicum.kernels.energy_conserving import (
     EnergyConservingKernel,
     certain_rows,
 )
+from modicum.kernels.expansion import TERMS, About
 from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.likelihood_estimates import Estimator, Perturbed
-from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
+from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead, schedule, typical_step_size
 from modicum.kernels.protocols import ControlVariate, Move, Settled
-from modicum.kernels.remainder import TERMS, About
 from modicum.methods.ecs.run_checks import Case
 from modicum.methods.ecs.subsample import Tuned
 from modicum.methods.method import Chosen, Method, Outcome, OwnMove, Plan, Task, Tuning, account

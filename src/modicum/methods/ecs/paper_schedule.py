@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from modicum.errors import SettingError
-from modicum.kernels.adaptation import schedule
+from modicum.kernels.moves import schedule
 from modicum.methods.ecs.composition import (
     BurnIn,
     EnergyConserving,

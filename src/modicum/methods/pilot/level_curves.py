@@ -16,13 +16,13 @@ import numpy as np
 
 from modicum.arrays import as_either
 from modicum.kernels.control_variates import LinearTaylor, curve_of_rows
+from modicum.kernels.expansion import About, remainder_by_numpy
 from modicum.kernels.protocols import LevelCurves, Proxy
-from modicum.kernels.remainder import About, remainder_by_numpy
 from modicum.methods.weights import expanded_rows
 from modicum.models.model import Batch
 from modicum.passes import Anchor, Sums
 from modicum.passes.engine import of_numpy
-from modicum.passes.linear_sums import in_blocks
+from modicum.passes.hessians import in_blocks
 
 # sd of a coefficient, given the others, times its column's largest entry, in eta's unit
 RARE = 0.1

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.control_variates import cached_rows
-from modicum.kernels.moves import follow, path_chances, path_size
+from modicum.kernels.moves import follow, path_chances, path_size, typical_step_size
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.whitening import Curves, along_curves, straighten
 from modicum.methods.pilot.anchored_proxy import SHARED, AnchoredProxy

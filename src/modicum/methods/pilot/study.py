@@ -58,7 +58,7 @@ from modicum.methods.weights import (
     expected_residuals,
 )
 from modicum.passes import Anchor
-from modicum.passes.no_mode import first_bad_row
+from modicum.passes.mode import first_bad_row
 from modicum.random import Stream, generator, key
 from modicum.rows.grouped_rows import as_groups
 from modicum.rows.weight_classes import KeptNumbers, extent_of

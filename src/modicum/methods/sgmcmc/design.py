@@ -26,7 +26,7 @@ from modicum.methods.weights import cheapest_number, design_tables, expected_res
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.engine import of_numpy
-from modicum.passes.linear_sums import map_by_numpy
+from modicum.passes.hessians import map_by_numpy
 from modicum.random import Stream, generator
 from modicum.rows import Coding
 from modicum.rows.weight_classes import KeptNumbers

@@ -19,7 +19,6 @@ from modicum.errors import DataError, ModicumError, argument
 from modicum.files import Json, mapping, plain, restored, sequence
 from modicum.rows.checks import NewLevelError, WeightCheck, in_type
 from modicum.rows.coding import Array, DType, Level, code_type, level_places
-from modicum.rows.formula.batches import BatchColumns, LevelArray, complete_rows, counted, no_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.interpreter import ColumnArray, evaluate, level_array
@@ -35,6 +34,7 @@ from modicum.rows.formula.structure import (
     lay_out,
     reduced_parts,
 )
+from modicum.rows.levels import BatchColumns, LevelArray, complete_rows, counted, no_rows
 from modicum.rows.sources import Source, kind_of
 
 MOST_NUMBERS = 1_000_000  # in the saved state of a transform

@@ -16,9 +16,8 @@ import numpy as np
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import NewGroupError
 from modicum.rows.coding import Array, Level, code_type, level_key, level_places, loose_key
-from modicum.rows.formula.batches import BatchColumns
 from modicum.rows.formula.parsing import ParsedGroup
-from modicum.rows.levels import NUMBER, RESERVED, ordered
+from modicum.rows.levels import NUMBER, RESERVED, BatchColumns, ordered
 
 
 def grouping_name(columns: Sequence[str]) -> str:

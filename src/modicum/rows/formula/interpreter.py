@@ -17,7 +17,6 @@ import numpy as np
 from modicum.errors import DataError, ModicumError, SettingError
 from modicum.libraries import formulaic
 from modicum.rows.coding import Array, level_key, level_places
-from modicum.rows.formula.batches import BatchColumns, LevelArray
 from modicum.rows.formula.expressions import (
     BINARY,
     CENSORING,
@@ -33,7 +32,7 @@ from modicum.rows.formula.expressions import (
 )
 from modicum.rows.formula.smooths import SMOOTHS, By, State, smooth_columns
 from modicum.rows.formula.transforms import SINGLE
-from modicum.rows.levels import ordered
+from modicum.rows.levels import BatchColumns, LevelArray, ordered
 
 LARGEST = 1_000  # number of knots, degrees of freedom or powers
 

@@ -12,7 +12,6 @@ from modicum.errors import DataError, SettingError
 from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import WeightCheck, reads_as_number
 from modicum.rows.coding import Level, level_key
-from modicum.rows.formula.batches import BatchColumns, LevelArray, complete_rows, no_rows
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
@@ -21,7 +20,16 @@ from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.smooths import State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.formula.transforms import learned_state
-from modicum.rows.levels import MOST_LEVELS, ordered, reference_first, refuse_stray_text
+from modicum.rows.levels import (
+    MOST_LEVELS,
+    BatchColumns,
+    LevelArray,
+    complete_rows,
+    no_rows,
+    ordered,
+    reference_first,
+    refuse_stray_text,
+)
 from modicum.rows.sources import Source, kind_of
 
 
