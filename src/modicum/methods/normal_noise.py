@@ -103,7 +103,9 @@ def _summed(task: Task, known: Target, point: np.ndarray, apart: np.ndarray) -> 
     constant = NormalPrior(away + slope @ step, slope).values(np.zeros((1, len(apart))))[0]
     constant -= HALF_LOG_2PI * (first - len(apart))  # of the densities of effects
     if known.model.of_logs:
-        constant -= _sum_of_logs(task)
+        for chunk in task.rows.chunks(1 << 20):  # the outcomes' own scale
+            logs = np.log(chunk["y"], dtype=np.float64)
+            constant -= float(np.sum(chunk.get("weight", 1.0) * logs))
     pooled = Pooled(
         *(information, pull, common, common_pull, origin[:first], target.pooled_terms),
         *(start, np.full(len(start), STEP), noise, float(constant)),
@@ -118,13 +120,6 @@ def _rows(task: Task) -> float:
         return float(len(task.rows))
     chunks = task.rows.chunks(1 << 20)
     return float(sum(np.sum(chunk["weight"], dtype=np.float64) for chunk in chunks))
-
-
-def _sum_of_logs(task: Task) -> float:
-    """Return the sum of the logarithms of the outcomes, with weights."""
-    chunks = task.rows.chunks(1 << 20)
-    logs = ((chunk.get("weight", 1.0), np.log(chunk["y"], dtype=np.float64)) for chunk in chunks)
-    return float(sum(np.sum(weight * log) for weight, log in logs))
 
 
 def _prior(target: Target, point: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
