@@ -8,6 +8,7 @@ import pytest
 import modicum as mo
 from helpers.expansion import LINEAR, OTHERS, Expansion, expanded
 from modicum.kernels.control_variates import AutodiffTaylor
+from modicum.kernels.expansion import bend
 
 pytestmark = pytest.mark.usefixtures("x64")
 linear = pytest.mark.parametrize("family", LINEAR)
@@ -65,6 +66,20 @@ def test_residuals_and_proxies_add_up_to_the_log_posterior(family, order):
     # with probabilities 1/n each residual counts n times, so the mean is the sum
     scaled = e.values(e.cache(np.full(e.n, 1 / e.n)), z)
     assert scaled.mean() == pytest.approx(e.residuals(z).sum(), rel=1e-9, abs=1e-12)
+
+
+def test_derivatives_in_predictors_expand_rows_along_bent_paths_too():
+    e = expanded("gaussian, scale estimated", 2)
+    z = somewhere(len(e.anchor.point))
+    in_precision = e.proxy._replace(bend=bend(e.anchor, [len(z) - 1], np.array([-2.0])))
+
+    def values(proxy, cached):
+        return np.asarray(jax.jit(e.cv.values)(cached, z, proxy))
+
+    bare = e.cached._replace(taylor=None)  # of a model whose predictors are not known
+    right = values(in_precision, bare)
+    np.testing.assert_allclose(values(in_precision, e.cached), right, rtol=1e-9, atol=1e-12)
+    assert np.abs(values(e.proxy, bare) - right).max() > 0.1  # a control: a straight path
 
 
 @linear

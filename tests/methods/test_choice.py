@@ -87,12 +87,16 @@ def test_settings_of_a_method_on_the_command_line_say_which_is_meant():
     refused(mo.SettingError, "not a setting of hmc-ecs", build_method, "auto", ["subsampel=400"])
 
 
-def test_a_posterior_that_is_not_normal_is_subsampled(monkeypatch):
+def test_a_posterior_that_is_not_normal_is_subsampled_if_rows_are_many(monkeypatch):
     y = np.zeros(3_000)
     y[:4] = 1  # four events: the intercept's posterior is skewed
     rows = mo.Rows(x=np.asarray(ROWS.slice(0, 3_000)["x"]), y=y)
     assert mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))[0].name == "laplace"
     monkeypatch.setattr(choice, "curved_ridges", lambda *_: None)  # that slopes follow it
+    method, plan = mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))
+    assert method.name == "nuts"
+    assert "3,000 rows are few" in plan.tuning["method"]
+    monkeypatch.setattr(cost, "SHORT", 0.0)
     with small_pilots():
         method, plan = mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))
     assert method.name == "hmc-ecs"

@@ -2,7 +2,8 @@
 
 There are two implementations. Where a row enters through one linear predictor, its whitened columns
 and a few coefficients suffice: O(d) per evaluation. Any other model is expanded along the direction
-t - t* by nested forward-mode differentiation; no Hessian of a row is ever formed.
+t - t*: by the derivatives of a row in its few predictors, which are kept, or by nested forward-mode
+differentiation; no Hessian of a row in all parameters is ever formed.
 
 Whitening a fresh row, the product x L, takes d^2 multiplications, evaluating a whitened row 2 d:
 with hundreds of columns, whitening dominates an iteration. Two measures each halve it. First, L is
@@ -27,8 +28,9 @@ which all compilers round alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -59,6 +61,7 @@ from modicum.models.model import Batch
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior
+from modicum.passes.linear_sums import weighted_derivatives
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit, to_device
 
 MANY = 256  # columns above which whitening outweighs evaluations
@@ -414,16 +417,25 @@ class LinearTaylor:
 # Any other model --------------------------------------------------------------------------
 
 
+def _along(function: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Value and first two derivatives of a function of one number at 0."""
+    zero, one = jnp.zeros(()), jnp.ones(())
+    (value, slope), (_, curve) = jax.jvp(lambda s: jax.jvp(function, (s,), (one,)), (zero,), (one,))
+    return value, slope, curve
+
+
 class AutodiffRows(NamedTuple):
     """Cached rows of any other model."""
 
     rows: Batch
     scale: jax.Array  # one over probability
+    # f, f' and f'' of each row in its predictors at the anchor; None for models without predictors
+    taylor: Sequence[jax.Array] | None = None
 
 
 @dataclass(frozen=True)
 class AutodiffTaylor:
-    """Control variates of any model, by nested forward-mode differentiation.
+    """Control variates of any model, by automatic differentiation.
 
     Parameters
     ----------
@@ -445,14 +457,22 @@ class AutodiffTaylor:
         return False
 
     @property
+    def _has_predictors(self) -> bool:
+        return isinstance(self.target.model, LinearPredictorModel)
+
+    @property
     def fresh_cost(self) -> float:
         """One: a row is kept as it is."""
         return 1.0
 
     def cache(self, batch: Batch, proxy: Proxy) -> AutodiffRows:
-        """Keep the rows as they are."""
+        """Keep the rows as they are, and expand f in their predictors."""
         fields = {k: jnp.asarray(v) for k, v in batch.items() if k != "probability"}
-        return AutodiffRows(fields, 1.0 / jnp.asarray(batch["probability"]))
+        cached = AutodiffRows(fields, 1.0 / jnp.asarray(batch["probability"]))
+        if not self._has_predictors:
+            return cached
+        _, *taylor = weighted_derivatives(self.target, proxy.point, fields)
+        return cached._replace(taylor=taylor)
 
     def values(self, cached: AutodiffRows, z: jax.Array, proxy: Proxy) -> jax.Array:
         """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*.
@@ -460,29 +480,29 @@ class AutodiffTaylor:
         The path from t* to t is straight in the coordinates of expansion.
         """
         away = scaled(proxy.factor, z)
+        path = partial(bent_path, away=away, proxy=proxy)
+        value = self.target.log_likelihood(path(jnp.ones(())), cached.rows)
+        expansion = sum(self._expansion(cached, path)[: self.order + 1])
+        return (cached.scale * (value - expansion)).astype(jnp.float64)
 
-        def phi(s: jax.Array) -> jax.Array:
-            return self.target.log_likelihood(bent_path(s, away, proxy), cached.rows)
-
-        def first(s: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return jax.jvp(phi, (s,), (jnp.ones(()),))
-
-        zero = jnp.zeros(())
-        if self.order == 0:
-            expansion = phi(zero)
-        elif self.order == 1:
-            value, slope = first(zero)
-            expansion = value + slope
-        else:
-            (value, slope), (_, curve) = jax.jvp(first, (zero,), (jnp.ones(()),))
-            expansion = value + slope + curve / 2
-        return (cached.scale * (phi(jnp.ones(())) - expansion)).astype(jnp.float64)
+    def _expansion(
+        self, cached: AutodiffRows, path: Callable[[jax.Array], jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """phi(0), phi'(0) and phi''(0) / 2 of each row along a path from the anchor."""
+        target, rows = self.target, cached.rows
+        if cached.taylor is None:
+            f, f1, f2 = _along(lambda s: target.log_likelihood(path(s), rows))
+            return f, f1, f2 / 2
+        f, slope, curve = cached.taylor
+        _, e, bent = _along(lambda s: target.linear.predictor_vector(target.unravel(path(s)), rows))
+        second = jnp.einsum("ij,ijk,ik->i", e, curve, e) + jnp.sum(slope * bent, axis=1)
+        return f, jnp.sum(slope * e, axis=1), second / 2
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """Return the quadratic, plus the log-prior unless the quadratic includes it."""
         total = _quadratic(z, proxy)
         if proxy.bend is not None:
             total = total + bent_sum(z, proxy)
-        if isinstance(self.target.model, LinearPredictorModel):
+        if self._has_predictors:
             return _with_exact(total, self.prior, z, proxy)
         return total + self.target.log_prior(unwhiten(z, proxy))

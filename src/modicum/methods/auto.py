@@ -65,10 +65,10 @@ class Auto(Method):
     close to normal that they suffice with room to spare (a Pareto k below 0.4, and a pool whose
     noise is far below Monte Carlo error), they are the answer; if it is far from normal on a few
     axes only, so are draws that follow its quantiles there. If scales of groups are sampled, they
-    are drawn first, and coefficients are normal given these. Otherwise the pilot study of HMC-ECS
-    tells how many rows it needs, or why it would fail. NUTS runs instead if the study raises a
-    doubt or no mode is found and all rows are affordable, or if scales of groups are sampled and
-    the rows are few. For a model of your own without a mode, or with one far from the posterior,
+    are drawn first, and coefficients are normal given these. Otherwise, if the rows are few, NUTS
+    runs on all of them; if not, the pilot study of HMC-ECS tells how many rows it needs, or why it
+    would fail. NUTS runs instead if the study raises a doubt or no mode is found and all rows are
+    affordable. For a model of your own without a mode, or with one far from the posterior,
     HMC-ECS is studied about the mean of short chains on a subset. If all of this fails, NUTS runs
     on all rows.
     `Posterior.tuning["method"]` says in one line what was chosen, and what NUTS would cost.
@@ -112,6 +112,8 @@ class Auto(Method):
                 chosen, verdict, longer = _weighted_draws(weights, density, all_rows)
                 if chosen is not None:
                     return chosen
+            if density is not None or _has_scales(task):
+                _refuse_few(task, all_rows.longer(WIDER))
             plan = _plan_subsampling(HMCECS(), weights, all_rows)
             if verdict is not None:
                 plan.tuning["normal draws"] = verdict
@@ -257,9 +259,6 @@ def _plan_subsampling(method: HMCECS, weights: Weights, all_rows: Work) -> Plan:
     doubt = _doubt(examined)
     if doubt is not None and affordable(task, all_rows):
         raise SubsamplingError(doubt)
-    if _has_scales(task) and is_short(task, all_rows.longer(WIDER)):
-        scales = "scales of groups are sampled, where control variates are crude"
-        raise SubsamplingError(f"{scales}, and {len(task.rows):,} rows are few")
     study, choice = examined.study, examined.choice
     rows, steps = choice.subsample + choice.certainty, method.steps(study) + 1
     cost = 1 if study.about.linear else RESIDUAL
@@ -272,6 +271,19 @@ def _plan_subsampling(method: HMCECS, weights: Weights, all_rows: Work) -> Plan:
     plan, seconds = method.compose(examined), seconds_for(task, work, all_rows)
     plan.tuning["method"] = _cost_line(f"HMC-ECS, m = {choice.subsample:,}", *seconds)
     return plan
+
+
+def _refuse_few(task: Task, work: Work) -> None:
+    """Raise a `SubsamplingError` if chains on all rows take at most half a minute.
+
+    A study of control variates would take as long, and they are likely to be crude.
+    """
+    if is_short(task, work):
+        normal, scales = "no normal draws describe the posterior", "scales of groups are sampled"
+        raise SubsamplingError(
+            f"{scales if _has_scales(task) else normal}, where control variates are crude, and "
+            f"{len(task.rows):,} rows are few"
+        )
 
 
 def _doubt(examined: Examined[Choice]) -> str | None:

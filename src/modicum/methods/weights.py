@@ -41,12 +41,18 @@ from modicum.linalg.columns import ModelMatrix, sums_of_squares
 from modicum.methods.method import Task
 from modicum.models.model import Batch
 from modicum.passes import Sums
+<<<<<<< HEAD
 from modicum.passes.engine import of_numpy
 from modicum.passes.hessians import map_by_numpy
 from modicum.passes.mode import describe_row
+=======
+from modicum.passes.engine import FEW, of_numpy
+from modicum.passes.linear_sums import map_by_numpy
+from modicum.passes.no_mode import describe_row
+>>>>>>> fe37a9e3 (Rows of several predictors are expanded once, not at every draw)
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
-from modicum.runtime import SCATTERS, Array, Pytree, jit, to_device
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, to_device
 
 
 def design_tables(
@@ -123,7 +129,9 @@ def expected_residuals(
             sums.enter("design", 1, "gradient", passes=1)
     else:
         of_chunk: Callable[..., Array] = _values_compiled
-        if sums.target.scatters:
+        if not sums.rows.grouped and len(sums.rows) <= FEW:
+            of_chunk = _few_values_compiled
+        elif sums.target.scatters:
             by_numpy = sums.by_numpy and needs_no_compiler(control_variate, proxy)
             of_chunk = _group_values_by_numpy if by_numpy else _group_values_compiled
         chunk_map, arguments = partial(of_chunk, control_variate), (proxy, pilot)
@@ -368,6 +376,7 @@ def _values_at_draws(
 
 
 _values_compiled = jit(static=0)(_values_at_draws)
+_few_values_compiled = jit(static=0, options=FASTEST_COMPILE)(_values_at_draws)
 _group_values_compiled = jit(static=0, options=SCATTERS)(_values_at_draws)
 
 

@@ -69,9 +69,9 @@ def stirling_rest(x: jax.Array) -> jax.Array:
     """log-gamma minus Stirling's formula (x - 1/2) log x - x + log(2 pi) / 2, for x > 0."""
     xp = namespace(x)
     x = xp.asarray(x)
-    near, far = xp.minimum(x, FAR), xp.maximum(x, FAR)
-    shifted = _leading(near + FAR) + _series(near + FAR) - _log_ten_factors(near)
-    return xp.where(x < FAR, shifted - _leading(near), _series(far))
+    far = x + xp.where(x < FAR, FAR, 0.0)
+    shift = _leading(far) - _leading(x) - _log_ten_factors(x)
+    return _series(far) + xp.where(x < FAR, shift, 0.0)
 
 
 def log_gamma(x: jax.Array) -> jax.Array:
