@@ -61,7 +61,7 @@ from modicum.models.model import Batch
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior
-from modicum.passes.linear_sums import weighted_derivatives
+from modicum.passes.hessians import weighted_derivatives
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit, to_device
 
 MANY = 256  # columns above which whitening outweighs evaluations

@@ -41,15 +41,9 @@ from modicum.linalg.columns import ModelMatrix, sums_of_squares
 from modicum.methods.method import Task
 from modicum.models.model import Batch
 from modicum.passes import Sums
-<<<<<<< HEAD
-from modicum.passes.engine import of_numpy
+from modicum.passes.engine import FEW, of_numpy
 from modicum.passes.hessians import map_by_numpy
 from modicum.passes.mode import describe_row
-=======
-from modicum.passes.engine import FEW, of_numpy
-from modicum.passes.linear_sums import map_by_numpy
-from modicum.passes.no_mode import describe_row
->>>>>>> fe37a9e3 (Rows of several predictors are expanded once, not at every draw)
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, to_device

@@ -39,7 +39,7 @@ from modicum.linalg.columns import LevelColumns, ModelMatrix
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.integrals import FlatGroups, Groups, Nodes, NumPyGroups
 from modicum.models.model import Batch
-from modicum.passes.engine import compiled_pass, of_numpy, sum_in_blocks
+from modicum.passes.engine import FEW, compiled_pass, of_numpy, sum_in_blocks
 from modicum.rows.grouped_rows import NodePlaces
 from modicum.runtime import SCATTERS, Array, for_numpy, jit
 
@@ -115,7 +115,7 @@ def values_by_numpy(
 # Compiled ---------------------------------------------------------------------------------
 
 
-@compiled_pass
+@partial(compiled_pass, briefly=FEW)
 def linear_hessian_sum(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -129,14 +129,14 @@ def _block_sum(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sum log-likelihood, gradient and Hessian at `t` over the present rows of a block."""
-    model, f, f1, f2 = _weighted_derivatives(target, t, batch, present)
+    model, f, f1, f2 = weighted_derivatives(target, t, batch, present)
     count = f1.shape[1] - len(model.extras)  # q
     gradient, hessian = assemble(model, model.matrix(batch), f1, f2, count)
     return f.sum(), gradient, hessian
 
 
-def _weighted_derivatives(
-    target: Target, t: Array, batch: Batch, present: Array
+def weighted_derivatives(
+    target: Target, t: Array, batch: Batch, present: Array | bool = True
 ) -> tuple[LinearPredictorModel, jax.Array, jax.Array, jax.Array]:
     """Return the model, and f, f' and f'' of each row times its weight, which is 0 for padding."""
     model = target.linear
@@ -147,6 +147,7 @@ def _weighted_derivatives(
     else:
         f, f1, f2 = jax.vmap(expansion(model.row_density))(predictors, y)
     weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
+    weight = jnp.broadcast_to(weight, f.shape)
     return model, weight * f, weight[:, None] * f1, weight[:, None, None] * f2
 
 
@@ -209,7 +210,7 @@ def arrow_hessian_sum(
     layout: ArrowLayout, target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, ...]:
     """Return log-likelihood and gradient of a chunk at `t`, and D, C' and E of its Hessian."""
-    model, f, f1, f2 = _weighted_derivatives(target, t, batch, present)
+    model, f, f1, f2 = weighted_derivatives(target, t, batch, present)
     f1, f2 = f1.astype(jnp.float64), f2.astype(jnp.float64)
     border = layout.border_matrix(dict(batch)).with_ones(model.intercept)
     level = LevelColumns(jnp.asarray(batch[layout.field]).astype(jnp.int32), layout.levels)
