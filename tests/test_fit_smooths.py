@@ -270,10 +270,6 @@ def test_other_parameters_have_smooths(table):
     assert slope == pytest.approx(0.5, abs=0.12)
 
 
-def test_classes_without_one_predictor_are_refused(table):
-    refused(SettingError, "one per class", fitted, "g ~ s(x)", table, family="softmax", priors=None)
-
-
 def test_picture(post):
     pytest.importorskip("matplotlib")
     ax = plots.smooth(post)

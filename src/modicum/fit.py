@@ -17,7 +17,7 @@ from modicum.libraries import pyarrow as pa
 from modicum.methods import Method
 from modicum.methods.method import Tuning
 from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
-from modicum.models.families import family_named
+from modicum.models.families import family_named, has_classes
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
 from modicum.models.priors.distributions import Prior
@@ -159,9 +159,7 @@ def fit(
     """
     asked = dict(locals())
     settings = RunSettings.of(asked)
-    if isinstance(family, str):
-        family_named(family)
-    formula = one_text(formula)
+    by_class, formula = has_classes(family), one_text(formula)
     if isinstance(data, Digest):
         defaults = signature(fit).parameters
         no_effect = [name for name in OF_TABLES if asked[name] != defaults[name].default]
@@ -171,7 +169,8 @@ def fit(
         post = draw(held.model, data, settings, origin_of(table_rows, held, None))
         return repeatable(post, fit, asked)
     how: dict[str, Any] = {name: asked[name] for name in OF_TABLES}
-    table_rows = read_formula(formula, data, progressbar=progressbar, **how)
+    how |= {"progressbar": progressbar, "by_class": by_class}
+    table_rows = read_formula(formula, data, **how)
     held = model_for(table_rows.rows, family, priors, groups)
     origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
     return repeatable(draw(held.model, table_rows.rows, settings, origin), fit, asked)
@@ -264,6 +263,9 @@ def model_for(
     }
     if priors is not None:
         changes["priors"] = priors
+    if has_classes(model) and changes["modelled"]:
+        changes["classes"] = len(encoding.outcome.levels)
+        changes["priors"] = _of_each_class(priors or {}, changes["modelled"])
     model = replace(model, **changes)
     _check_outcome(model, encoding)
     smooths = tuple(SmoothTerm(*smooth) for smooth in encoding.smooths)
@@ -295,6 +297,26 @@ def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
             "intercept: write '0 +' in the formula, and leave intercept out."
         )
     return replace(family, intercept=encoding.intercept)
+
+
+def _of_each_class(priors: Mapping[str, Prior], names: Sequence[str]) -> dict[str, Prior]:
+    """Return priors by keys of all classes, each of which replaces that of a key without a class.
+
+    >>> list(_of_each_class({"common": 1, "a.age": 2, "group_sd[ward]": 3}, ["a", "b"]))
+    ['a.common', 'b.common', 'group_sd[a.ward]', 'group_sd[b.ward]', 'a.age']
+    """
+    shared: dict[str, Prior] = {}
+    own: dict[str, Prior] = {}
+    for key, prior in priors.items():
+        kind, bracket, rest = key.partition("[")
+        inside = kind in ("group_sd", "smooth_sd", "group_cor")  # names are in the brackets
+        named = (rest if inside else key).startswith(tuple(f"{name}." for name in names))
+        if named or (inside and not bracket):
+            own[key] = prior
+        else:
+            before = kind + bracket if inside else ""
+            shared |= {f"{before}{name}.{key.removeprefix(before)}": prior for name in names}
+    return shared | own
 
 
 def _group_terms(encoding: FormulaEncoding) -> tuple[GroupTerm, ...]:

@@ -20,7 +20,7 @@ from modicum.errors import SettingError
 from modicum.fit import Table, model_for, one_text
 from modicum.models import LinearPredictorModel, Target
 from modicum.models import priors as distributions
-from modicum.models.families import family_named
+from modicum.models.families import family_named, has_classes
 from modicum.models.multilevel import HoldEffects
 from modicum.models.priors import *  # noqa: F403 - the names in its `__all__`
 from modicum.models.priors import Prior
@@ -73,9 +73,9 @@ def default(
         if data is None:
             raise SettingError("a formula needs a table: priors.default(formula, table, family).")
         text = one_text(formula)
-        rows = read_formula(
-            text, data, offset=offset, weights=weights, missing=missing, progressbar=False
-        ).rows
+        how: dict[str, Any] = {"offset": offset, "weights": weights, "missing": missing}
+        how |= {"progressbar": False, "by_class": has_classes(family)}
+        rows = read_formula(text, data, **how).rows
         model = model_for(rows, family, priors, groups).model
     else:
         chosen: Any = family if data is None else data  # `default(rows, family)`

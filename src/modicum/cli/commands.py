@@ -54,6 +54,7 @@ from modicum.files import place_name
 from modicum.fit import model_for, origin_of
 from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
+from modicum.models.families import has_classes
 from modicum.models.families.links import LINKS
 from modicum.posterior.fit_rows import Groups
 from modicum.posterior.predict import NewGroups
@@ -328,7 +329,8 @@ def fit(
         say = console(quiet)
         with result_folder(out, overwrite, report) as about_to_write:
             after_a_stop("run the same command again to continue.")
-            made = read_rows(data, columns, out, say, overwrite, encoding, formula, missing)
+            how = (overwrite, encoding, formula, missing, has_classes(model))
+            made = read_rows(data, columns, out, say, *how)
             say.print(describe_rows(made.rows, data))
             if formula is None:
                 post = sample_rows(model, made.rows, settings, say)

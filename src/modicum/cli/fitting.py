@@ -249,6 +249,7 @@ def read_rows(
     encoding: str = "utf-8",
     formula: str | None = None,
     missing: str = "refuse",
+    by_class: bool = False,
 ) -> TableRows:
     """Open a row store, or read files into OUT/rows unless they are there already."""
     require_path(data)
@@ -266,7 +267,7 @@ def read_rows(
     how = word("--missing", missing, Missing)
     origin = {"files": Listing.of([data]).identity, **asdict(choice), "encoding": encoding}
     if formula is not None:
-        origin |= {"formula": formula, "missing": missing}
+        origin |= {"formula": formula, "missing": missing, "by_class": by_class}
 
     def make(store: Path) -> TableRows:
         if formula is None:
@@ -282,6 +283,7 @@ def read_rows(
             dtype=choice.dtype,
             encoding=encoding,
             progressbar=not say.quiet,
+            by_class=by_class,
         )
 
     return stored_rows(origin, make, data, out, overwrite)

@@ -24,7 +24,6 @@ from modicum.errors import SettingError
 from modicum.kernels.whitening import Whitening, unwhiten
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.families import Logistic, Softmax, StudentT
-from modicum.models.families.classes import with_reference
 from modicum.models.model import BaseModel, Batch
 from modicum.passes import Anchor, Sums
 from modicum.passes.hessians import assemble
@@ -316,9 +315,9 @@ class SoftmaxBound(Bound[Softmax]):
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """Height of log L above the parabola; the predictor of the observed class cancels."""
         away = predictors - tight
-        before = with_reference(tight)
+        before = self.model.logits(tight)
         pi = jax.nn.softmax(before, axis=-1)[:, :-1]
-        total = jax.nn.logsumexp(with_reference(predictors), axis=-1)
+        total = jax.nn.logsumexp(self.model.logits(predictors), axis=-1)
         rise = total - jax.nn.logsumexp(before, axis=-1)
         return jnp.sum(pi * away, axis=-1) + 0.5 * _form(away) - rise
 

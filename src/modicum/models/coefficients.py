@@ -71,6 +71,7 @@ ELSEWHERE = {  # what brms calls parameters of ours
 COORDINATES: dict[str, tuple[Constraint, float]] = {
     "log_": (positive, 5.0),  # from 3e-7 to 3e6 within three sds
     "logit_": (interval(0, 1), 2.5),  # from 0.0006 to 0.9994
+    "class_": (real, 10.0),  # of a class against the reference, as an intercept
     "": (real, 5.0),
 }
 

@@ -42,6 +42,7 @@ Draws: TypeAlias = Mapping[str, np.ndarray]  # of reported parameters
 MeanOutcome: TypeAlias = Callable[[], float]  # which may take a pass over the rows
 Derivatives: TypeAlias = tuple[jax.Array, ...]  # f and its derivatives, elementwise over rows
 NEW_GROUP_NODES = 21  # quadrature nodes that average over the effects of new groups
+MANY_NODES = 1_024  # quasi-random ones, of groups in more than two predictors
 
 
 @dataclass(frozen=True, repr=False)
@@ -378,9 +379,7 @@ class LinearPredictorModel(CoefficientPriors):
 
         `sd` has shape (rows, len(along)), or (1, len(along)) if rows do not differ in it.
         """
-        xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
-        nodes = np.array(list(product(xi, repeat=len(along))))
-        shares = np.prod(list(product(w / w.sum(), repeat=len(along))), axis=1)
+        nodes, shares = _normal_nodes(len(along))
 
         def at_node(xi: jax.Array) -> jax.Array:
             moved = predictors.at[:, along].add(sd * xi)
@@ -535,11 +534,11 @@ class LinearPredictorModel(CoefficientPriors):
             if rows.fields[name] != ():
                 noun = "outcome" if name == "y" else "number"
                 raise DataError(f"the field '{name}' must hold one {noun} per row.")
-        if self.pooled and self.predictor_per_class:
+        if self.pooled and self.predictor_per_class and not self.modelled:
             raise SettingError(
-                f"groups and smooths need a family with one linear predictor, but "
-                f"{type(self).__name__} has one per class; leave them out, or compare two classes "
-                "with family='logistic'."
+                f"groups and smooths enter the predictor of each class of {type(self).__name__}, "
+                "for which mo.fit has names: fit a formula, as in mo.fit('y ~ x + (1 | ward)', "
+                "table, family='softmax')."
             )
         check_groups(self.group_terms, rows)
         columns = len(common_columns(self.pooled, rows))
@@ -560,7 +559,7 @@ class LinearPredictorModel(CoefficientPriors):
         """Refuse an offset whose shape is not that of the linear predictor."""
         if "offset" not in rows.fields:
             return
-        q = self.predictors(rows)
+        q = len(self.modelled) * self.predictor_per_class or self.predictors(rows)
         if rows.fields["offset"] != ((q,) if q > 1 else ()):
             numbers = f"{q} numbers (one per class but the reference)" if q > 1 else "one number"
             by_formula = q > 1 and rows.schema.encoding is not None
@@ -577,6 +576,22 @@ class LinearPredictorModel(CoefficientPriors):
                 check_part(chunk, observed, self.has_whole_outcomes, first)
 
         check_outcomes(self, rows, self.outcome_fault, check)
+
+
+def _normal_nodes(dimensions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return points (number, dimensions) and weights whose sums are means over normal variables.
+
+    In more than two dimensions, as of several classes, products of nodes would be too many.
+    """
+    if dimensions > 2:
+        from scipy.special import ndtri  # slow to import
+        from scipy.stats import qmc
+
+        points = qmc.Sobol(dimensions, seed=0).random(MANY_NODES)
+        return ndtri(points), np.full(MANY_NODES, 1 / MANY_NODES)
+    xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
+    shares = np.prod(list(product(w / w.sum(), repeat=dimensions)), axis=1)
+    return np.array(list(product(xi, repeat=dimensions))), shares
 
 
 def _after_reference(codes: Array, is_new: Array) -> Array:

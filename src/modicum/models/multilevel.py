@@ -72,7 +72,8 @@ def multilevel(
     >>> multilevel(mo.models.Logistic(), [mo.models.GroupTerm("ward")], rows).how
     'explicit'
     """
-    _require_groups_are_possible(family, how)
+    if how not in (None, "explicit", "integrate"):
+        raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
     terms = tidy_groups(terms)  # refuses an effect that occurs twice
     sizes = _sizes(terms, rows)
     obstacle = _obstacle(family, sizes.inner, sizes.beside)
@@ -92,17 +93,6 @@ def multilevel(
     if how is not None or thin:
         why = "set by hand" if how else f"{obstacle}"
     return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
-
-
-def _require_groups_are_possible(family: LinearPredictorModel, how: str | None) -> None:
-    """Refuse an unknown way to treat effects, and a family without a single predictor."""
-    if how not in (None, "explicit", "integrate"):
-        raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
-    if family.predictor_per_class:
-        raise SettingError(
-            f"groups need a family with one linear predictor, but {type(family).__name__} has one "
-            "per class; leave the group terms out, or compare two classes with family='logistic'."
-        )
 
 
 def _require_known_priors(
@@ -195,6 +185,8 @@ def _integrating_is_cheaper(rows: Rows, terms: Sequence[GroupTerm], sizes: _Size
 
 def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: int) -> str | None:
     """Say why effects of one factor cannot be integrated out; None if they can."""
+    if family.predictor_per_class:
+        return "effects cannot be integrated out where each class has its own"
     if family.modelled:
         return f"effects cannot be integrated out where {family.modelled[0]!r} has its own formula"
     if beside > MOST_BESIDE:

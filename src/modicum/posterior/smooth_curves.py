@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import expansion
 from modicum.errors import DataError, ModicumWarning, listed
 from modicum.models import LinearPredictorModel
 from modicum.models.coefficients import parameter_of
@@ -25,7 +26,7 @@ from modicum.posterior.weighted import tabulated
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.smooths import Basis, By, smooth_columns
 from modicum.rows.formula.structure import Factor
-from modicum.runtime import in_double_precision
+from modicum.runtime import Array, in_double_precision, jit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,10 +149,8 @@ def stiff_smooths(post: FittedDraws) -> Iterator[ModicumWarning]:
         return
     batch = rows.take(np.sort(random_rows(len(rows), EXAMINED, 0)))
     theta = model.restore({name: jnp.asarray(post.mean(name)) for name in post.draws})
-    slope = jax.grad(model.row_density)
-    g, h = jax.vmap(lambda e, y: (slope(e, y), jnp.diagonal(jax.jacfwd(slope)(e, y))))(
-        model.predictor_vector(theta, batch), model.outcome(batch)
-    )
+    eta, y = model.predictor_vector(theta, batch), model.outcome(batch)
+    _, g, h = _expanded(model.without_priors(), eta, y)
     counts = np.asarray(batch.get("weight", np.ones(len(g))))
     for smooth in curves:
         at = ["", *map(parameter_of, model.extras)].index(smooth.before.rstrip("."))
@@ -159,7 +158,7 @@ def stiff_smooths(post: FittedDraws) -> Iterator[ModicumWarning]:
             name = f"{smooth.before}{smooth.factor.label}{f'[{level}]' if level else ''}"
             x = np.asarray(batch["x"], float)[:, slope_columns(rows)[f"{name}[linear]"]]
             inside = (x != 0) | (not level)  # rows of other levels have 0
-            scores = (np.asarray(part)[inside] for part in (counts, g[:, at], h[:, at]))
+            scores = (np.asarray(part)[inside] for part in (counts, g[:, at], h[:, at, at]))
             size, chance = _missed(smooth, x[inside] + of_level["mean"][0], *scores)
             if chance < SIGNIFICANT:
                 k = len(smooth.state["variables"][0]["roots"])
@@ -173,6 +172,12 @@ def stiff_smooths(post: FittedDraws) -> Iterator[ModicumWarning]:
                     size=size,
                     chance=chance,
                 )
+
+
+@jit(static=0)
+def _expanded(model: LinearPredictorModel, eta: Array, y: Array) -> tuple[jax.Array, ...]:
+    """f of each row, its gradient and its Hessian in the row's predictors."""
+    return jax.vmap(expansion(model.row_density))(jnp.asarray(eta), jnp.asarray(y))
 
 
 def _missed(

@@ -24,7 +24,7 @@ from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError, as_dtype, block_rows, in_type
 from modicum.rows.coding import Array, Level, level_names
 from modicum.rows.fields import FieldSet
-from modicum.rows.formula import Formula, FormulaEncoding, learn, parse
+from modicum.rows.formula import Formula, FormulaEncoding, Learned, learn, parse
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.lake import cache_folder, is_remote, local_path
@@ -280,6 +280,7 @@ def read_formula(
     dtype: object = None,
     encoding: str = "utf-8",
     progressbar: Progressbar = True,
+    by_class: bool = False,
 ) -> TableRows:
     """Make rows from a table by a formula, in bounded memory.
 
@@ -305,6 +306,8 @@ def read_formula(
         Encoding of CSV files.
     progressbar
         As in `mo.sample`.
+    by_class
+        Whether the outcome is a class and each class has a predictor (`FormulaEncoding.by_class`).
 
     Examples
     --------
@@ -327,8 +330,12 @@ def read_formula(
     source = first.with_text(_level_columns(parsed))
     cache = None
     if store is None and source.remote:
-        settings = (str(formula), offset, weights, missing, str(dtype), version("modicum"))
-        cache = cache_folder() / "lake" / (identity_of(source, *settings) or "")[:24]
+        settings = (str(formula), offset, weights, missing, str(dtype), by_class)
+        cache = (
+            cache_folder()
+            / "lake"
+            / (identity_of(source, *settings, version("modicum")) or "")[:24]
+        )
         note = cache.with_suffix(".json")
         if (cache / DESCRIPTION).is_file() and note.is_file():
             say(f"reading the rows of {source.called} from the cache, {cache}", progressbar)
@@ -338,7 +345,11 @@ def read_formula(
         store, overwrite = cache, True
     try:
         drop = missing == "drop"
-        made = _read(parsed, source, weights, drop, store, overwrite, dtype, progressbar)
+        with phase("read levels", None, progressbar):
+            learned = learn(parsed, source, weight=weights, drop=drop)
+        if by_class:
+            learned = learned._replace(encoding=learned.encoding.by_class())
+        made = _read(learned, source, weights, drop, store, overwrite, dtype, progressbar)
     except MissingValueError as fault:
         remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
         raise MissingValueError(fault.column, fault.row, "", remedy) from None
@@ -398,7 +409,7 @@ def source_of(table: object, encoding: FormulaEncoding | None = None) -> Source:
 
 
 def _read(
-    formula: Formula,
+    learned: Learned,
     source: Source,
     weight: str | None,
     drop: bool,
@@ -407,8 +418,6 @@ def _read(
     dtype: object,
     progressbar: Progressbar,
 ) -> TableRows:
-    with phase("read levels", None, progressbar):
-        learned = learn(formula, source, weight=weight, drop=drop)
     encoding = learned.encoding
     total = learned.rows if learned.rows is not None else source.rows
     rows = stream_of(encoding, source, dtype, total, drop)
@@ -418,7 +427,7 @@ def _read(
     # An unfinished store is not continued if rows are dropped, since its rows then do not tell
     # how far the table was read, nor with weights, whose check needs the weights of all rows.
     resumable = not drop and weight is None
-    identity = identity_of(source, encoding.formula, dtype) if resumable else None
+    identity = identity_of(source, encoding.formula, encoding.others, dtype) if resumable else None
     group = encoding.largest_group
     made = write_store(rows, store, overwrite, progressbar, sort_by=group, identity=identity)
     return TableRows(made, learned.dropped)

@@ -118,6 +118,12 @@ REFUSED = {f"{name}identity": IDENTITY.format(name) for name in ("poisson", "gam
 PERHAPS = {"linear": "gaussian", "multinomial": "softmax", "quantile": "asymmetric-laplace"}
 
 
+def has_classes(family: object) -> bool:
+    """Whether a family, or its name, has a predictor for each class."""
+    kind = family_named(family) if isinstance(family, str) else family
+    return bool(getattr(kind, "predictor_per_class", False))
+
+
 def family_named(name: str) -> type[LinearPredictorModel]:
     """Return the family of this name, ours or another library's.
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import log1m_exp
+from modicum.arrays import log1m_exp, namespace
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.models.families.links import LINKS, bounded_exp, require_link
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
@@ -21,11 +21,6 @@ from modicum.models.priors.units import Moments
 from modicum.models.separation import find_ordinal_separation, find_separation
 from modicum.rows import Rows
 from modicum.runtime import Array
-
-
-def with_reference(eta: jax.Array) -> jax.Array:
-    """Append the predictor of the reference class, 0, to the predictors (..., K - 1)."""
-    return jnp.concatenate([eta, jnp.zeros_like(eta[..., :1])], axis=-1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,46 +62,73 @@ class Softmax(_Classes):
     predictor_per_class: ClassVar[bool] = True
     multiplies = "odds against the reference class"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.modelled and (len(self.modelled) + 1 != self.classes or self.intercept):
+            raise SettingError(
+                f"{type(self).__name__} explains all classes by one formula, that of the "
+                f"outcome: leave out the formula of {self.modelled[0]!r}."
+            )
+
+    @property
+    def extras(self) -> tuple[str, ...]:  # type: ignore[override]
+        """With pooled terms, the predictors of the classes; the mean's is the reference's, 0."""
+        return tuple(f"class_{name}" for name in sorted(self.modelled))  # sorted as parameters are
+
+    def logits(self, eta: Array) -> Array:
+        """Return the predictors of all classes, the reference last, from those of a row."""
+        if self.modelled:
+            order = np.argsort(np.argsort(self.modelled)) + 1
+            return eta[..., [*order, 0]]
+        xp = namespace(eta)
+        return xp.concatenate([eta, xp.zeros_like(eta[..., :1])], axis=-1)
+
     def predictors(self, rows: Rows) -> int:
-        """Return one predictor per class but the reference."""
+        """Return one predictor per class but the reference, unless each has terms of its own."""
+        if self.modelled:
+            return 0
         if self.classes is not None:
             return self.classes - 1
         return count_classes(rows) - 1
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """eta_y - log sum exp(eta), the reference class at 0."""
-        padded = jnp.append(eta, 0.0)
-        return padded[y.astype(int)] - jax.nn.logsumexp(padded)
+        logits = self.logits(eta)
+        return logits[y.astype(int)] - jax.nn.logsumexp(logits)
 
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 1) -> Derivatives:
         """f and its gradient in the q predictors, (rows,) and (rows, q); no more is ever needed."""
         q = eta.shape[-1]
-        pi = jnp.exp(eta - jax.nn.logsumexp(with_reference(eta), axis=-1, keepdims=True))
+        pi = jnp.exp(eta - jax.nn.logsumexp(self.logits(eta), axis=-1, keepdims=True))
         hot = jax.nn.one_hot(y.astype(int), q + 1, dtype=eta.dtype)[..., :q]
         return jax.vmap(self.log_density)(eta, y), hot - pi
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of each class, the reference last."""
-        return jax.nn.softmax(jnp.append(eta, 0.0))
+        return jax.nn.softmax(self.logits(eta))
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns that separate the classes."""
+        if self.modelled:
+            return super().separation(rows, theta)
         intercept = np.asarray(theta["intercept"]) if self.intercept else None
         return find_separation(rows, np.asarray(theta["beta"]), intercept, reversed=False)
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw classes by the Gumbel-max trick."""
-        padded = np.concatenate([eta, np.zeros_like(eta[..., :1])], axis=-1)
-        return 1.0 * np.argmax(padded + rng.gumbel(size=padded.shape), axis=-1)
+        logits = self.logits(eta)
+        return 1.0 * np.argmax(logits + rng.gumbel(size=logits.shape), axis=-1)
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes out of support, and an outcome with a single class."""
         super().check_outcome(rows)
-        if self.predictors(rows) < 1:
+        if self.predictors(rows) < 1 and not self.modelled:
             raise SettingError("the outcome has a single class; Softmax needs two or more.")
 
     def labels(self, rows: Rows) -> Labels:
         """Label the axes of beta by classes and columns."""
+        if self.modelled:
+            return super().labels(rows)
         classes = class_names(rows, self.predictors(rows), "class ")
         named: Labels = {"beta": (classes, tuple(rows.columns))} if rows.columns else {}
         return named | {"intercept": (classes,)}

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from modicum.errors import DataError, ModicumError, argument
+from modicum.errors import DataError, ModicumError, SettingError, argument
 from modicum.files import Json, mapping, plain, restored, sequence
 from modicum.rows.checks import NewLevelError, WeightCheck, in_type
 from modicum.rows.coding import Array, DType, Level, code_type, level_places
@@ -130,6 +130,29 @@ class FormulaEncoding:
                     named = tuple(before + column for column in columns)
                     found.append((before + name, named, before + term.name, term.parameter))
         return tuple(found)
+
+    def by_class(self) -> FormulaEncoding:
+        """Return the encoding in which every class but the last has a predictor with all terms.
+
+        Their names are those of the classes. Without pooled terms it is as it was: predictors of
+        the same columns then need no copies of them.
+        """
+        if self.others or not (self.groups or self.smooths) or self.outcome is None:
+            return self
+        if not self.outcome.levels:
+            text = self.outcome.expression
+            raise SettingError(
+                f"groups and smooths enter the predictor of each class, and the outcome {text!r} "
+                f"holds numbers: write C({text}) ~ ..., which makes them classes."
+            )
+        names = tuple(map(str, self.outcome.levels[:-1]))
+        return replace(
+            self,
+            terms=tuple(replace(t, parameter=name) for name in names for t in self.terms),
+            intercept=False,
+            others=tuple((name, self.intercept) for name in names),
+            groups=tuple(replace(g, parameter=name) for name in names for g in self.groups),
+        )
 
     @property
     def largest_group(self) -> str | None:

@@ -263,10 +263,12 @@ def lay_out(
         )
     columns_of_x = [n for n, _ in dense]  # a number that enters two predictors is held twice
     held = set(columns_of_x)
-    scales = [n for b, _ in coded for n in b.scales if n is not None and n not in held]
+    scales = [n for b, _ in coded for n in b.scales if n is not None]
     varying = [dict(c for part in parts for c in _as_numbers(factors, part)) for parts in slopes]
-    alone = {n: name for columns in varying for name, n in columns.items() if n not in held}
-    numbers = [*columns_of_x, *dict.fromkeys([*scales, *alone])]
+    common = {names[place] for _, place in dense}  # of which another predictor may hold the numbers
+    alone = {n: name for columns in varying for name, n in columns.items() if name not in common}
+    beside = dict.fromkeys(n for n in (*scales, *alone) if n not in held)
+    numbers = [*columns_of_x, *beside]
     coded_terms = [term for block, at in coded for term in _coded_terms(block, at, numbers)]
     further = tuple((name, numbers.index(n)) for n, name in alone.items())
     at = tuple(place for _, place in dense)

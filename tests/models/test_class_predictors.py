@@ -1,0 +1,164 @@
+"""Pooled terms of classes: each class but the reference has a predictor with all terms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+from scipy.special import log_softmax, softmax
+
+import modicum as mo
+from modicum.errors import ModicumError, SettingError
+from modicum.fit import model_for
+from modicum.models import Target
+from modicum.rows.reading import read_formula
+from modicum.runtime import in_double_precision
+
+ROADS = ["tram", "walk", "bike"]  # not in the order of the alphabet
+RUN = {"random_seed": 1, "progressbar": False}
+
+
+def journeys(n, towns=12, seed=1):
+    rng = np.random.default_rng(seed)
+    d = pd.DataFrame({"x": rng.normal(size=n), "z": rng.random(n)})
+    town = rng.integers(0, towns, n)
+    u = rng.normal(size=(towns, 2)) * [1.0, 0.7]
+    eta = np.column_stack([0.5 + d["x"] + u[town, 0], np.sin(6 * d["z"]) + u[town, 1], 0 * d["x"]])
+    road = np.argmax(eta + rng.gumbel(size=eta.shape), axis=1)
+    return d.assign(town=[f"t{k:02d}" for k in town], road=pd.Categorical.from_codes(road, ROADS))
+
+
+@pytest.fixture(scope="module")
+def table():
+    return journeys(400)
+
+
+def target_of(formula, table, family, priors=None):
+    rows = read_formula(formula, table, progressbar=False, by_class=family == "softmax").rows
+    return Target.of(model_for(rows, family, priors).model, rows)[0], rows
+
+
+@in_double_precision
+def test_log_likelihood_is_that_of_a_predictor_per_class(table):
+    target, rows = target_of("road ~ x + (1 | town) + s(z)", table, "softmax")
+    theta = target.unravel(np.random.default_rng(2).normal(size=target.size))
+    named = {name: np.asarray(value) for name, value in target.model.report(theta).items()}
+    held = pd.DataFrame(rows.coding.densely(rows.slice(0, 400)), columns=rows.columns)
+    eta = np.zeros((400, 3))
+    for k, road in enumerate(["tram", "walk"]):
+        own = held[[name for name in held if name.startswith(f"{road}.")]]
+        beta = np.concatenate([named[f"{road}.beta"], named[f"{road}.s(z)"]])
+        town = named[f"{road}.1|town"][pd.Categorical(table["town"]).codes]
+        eta[:, k] = named[f"{road}.intercept"] + own @ beta + town
+    found = np.asarray(target.model.log_likelihood(theta, rows.slice(0, 400)))
+    codes = table["road"].cat.codes
+    np.testing.assert_allclose(found, log_softmax(eta, axis=1)[range(400), codes], rtol=1e-5)
+    wrong = log_softmax(eta[:, [1, 0, 2]], axis=1)[range(400), codes]  # in alphabetical order
+    assert np.abs(found - wrong).max() > 1
+
+
+@in_double_precision
+def test_two_classes_are_those_of_logistic_regression(table):
+    two = table.assign(tram=pd.Categorical(table["road"] == "tram", [True, False]))
+    two["event"] = 1.0 * (table["road"] == "tram")
+    ours, rows = target_of("tram ~ x + (1 + x | town)", two, "softmax")
+    t = np.random.default_rng(3).normal(size=(2, ours.size))
+
+    def rises(target, rows):
+        batch = rows.slice(0, len(rows))
+        log = jax.jit(lambda at: target.log_prior(at) + target.log_likelihood(at, batch).sum())
+        return float(log(t[1]) - log(t[0]))
+
+    logistic, plain = target_of("event ~ x + (1 + x | town)", two, "logistic")
+    found, true = rises(ours, rows), rises(logistic, plain)
+    assert found == pytest.approx(true, rel=1e-6)
+    narrow = {"group_sd": mo.priors.HalfNormal(0.5)}
+    logistic, _ = target_of("event ~ x + (1 + x | town)", two, "logistic", narrow)
+    assert abs(found - rises(logistic, plain)) > 0.1
+
+
+def test_chances_in_new_groups_average_over_the_effects_of_all_classes():
+    model = mo.models.Softmax(classes=4, modelled=("a", "b", "c"), intercept=False)
+    eta, sd = np.array([[0.0, 1.0, -1.0, 0.5]]), np.array([[1.5, 0.5, 1.0]])
+    found = np.asarray(model.mean_over(jnp.asarray(eta), sd, (1, 2, 3)))[0]
+    drawn = np.zeros((200_000, 4))
+    drawn[:, :3] = eta[0, 1:] + sd * np.random.default_rng(4).normal(size=(200_000, 3))
+    chances = softmax(drawn, axis=1)
+    np.testing.assert_allclose(found, chances.mean(axis=0), atol=2e-3)
+    assert np.abs(np.asarray(model.mean(eta[0])) - chances.mean(axis=0)).max() > 0.01
+
+
+def test_priors_of_all_classes_and_of_one(table):
+    priors = {"common": mo.priors.Normal(0, 1), "walk.x": mo.priors.Normal(0, 2)}
+    priors["group_sd[town]"] = mo.priors.HalfNormal(3)
+    said = mo.priors.default("road ~ x + (1 | town)", table, "softmax", priors=priors)
+    assert said["tram.beta[x]"] == "normal(0, 1)"
+    assert said["walk.beta[x]"] == "normal(0, 2)"
+    assert said["group_sd[tram.town]"] == said["group_sd[walk.town]"] == "half-normal(3)"
+
+
+@pytest.mark.parametrize(
+    ("formula", "words"),
+    [
+        ("road ~ x + (1 | town); walk ~ x", "one formula, that of the outcome"),
+        ("number ~ x + (1 | town)", r"write C\(number\) ~ \.\.\., which makes them classes"),
+        ("road ~ x + (1 | town) + offset(z)", "2 numbers .* leave the offset out"),
+    ],
+)
+def test_what_is_no_model_of_classes_is_refused(table, formula, words):
+    numbered = table.assign(number=table["road"].cat.codes)
+    with pytest.raises(ModicumError, match=words):
+        mo.fit(formula, numbered, "softmax", **RUN)
+    rows = mo.Rows(x=np.ones((4, 1)), y=[0, 1, 2, 0], codes={"g": [0, 1, 0, 1]})
+    with pytest.raises(SettingError, match=r"fit a formula, as in mo\.fit"):
+        mo.sample(mo.models.Softmax(groups="g"), rows)
+
+
+def reference(table):
+    """Draw by NUTS on all rows from the same model, written for NumPyro."""
+    x, road = np.asarray(table["x"]), table["road"].cat.codes.to_numpy()
+    town = pd.Categorical(table["town"])
+
+    def model():
+        beta = numpyro.sample("beta", dist.Normal(0, 2.5 / x.std()).expand([2]))
+        level = numpyro.sample("level", dist.Normal(0, 10).expand([2]))  # at the mean of x
+        sd = numpyro.sample("sd", dist.HalfNormal(2.5).expand([2]))
+        u = numpyro.sample("u", dist.Normal(0, 1).expand([len(town.categories), 2]))
+        total = level + beta * (x - x.mean())[:, None] + sd * u[town.codes]
+        logits = jnp.concatenate([total, jnp.zeros((len(x), 1))], axis=1)
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=road)
+
+    sampler = numpyro.infer.NUTS(model)
+    run = numpyro.infer.MCMC(sampler, num_warmup=300, num_samples=1500, progress_bar=False)
+    run.run(jax.random.key(5))
+    drawn = {name: np.asarray(value, float) for name, value in run.get_samples().items()}
+    sd = drawn["sd"]
+    return np.column_stack([drawn["beta"], np.log(sd), (sd[:, None] * drawn["u"])[:, 0]])
+
+
+@pytest.mark.slow
+def test_posterior_is_that_of_nuts_on_all_rows(tmp_path):
+    table = journeys(800)
+    post = mo.fit("road ~ x + (1 | town)", table, "categorical", **RUN)
+    parts = [post["tram.beta"][..., 0], post["walk.beta"][..., 0]]
+    parts += [np.log(post["group_sd"][..., k]) for k in range(2)]
+    parts += [post[f"{road}.1|town"][..., 0] for road in ("tram", "walk")]
+    found = np.column_stack([np.ravel(part) for part in parts])
+    true = reference(table)
+    error = np.abs(found.mean(0) - true.mean(0)) / true.std(0)
+    assert error.max() < 0.2  # four standard errors of 400 effective draws
+    np.testing.assert_allclose(found.std(0), true.std(0), rtol=0.15)
+    wrong = true[:, [1, 0, 3, 2, 5, 4]]  # classes in alphabetical order
+    assert np.min(np.abs(found.mean(0) - wrong.mean(0)) / wrong.std(0)) > 0.3
+
+    post.save(tmp_path / "post.nc")
+    new = pd.DataFrame({"x": [0.0, 1.0], "town": ["t00", "elsewhere"]})
+    again = mo.Posterior.load(tmp_path / "post.nc").predict(new, groups="any")
+    np.testing.assert_allclose(again.mean, post.predict(new, groups="any").mean, rtol=1e-6)
+    assert again.classes == tuple(ROADS)
+    assert post.loo().elpd < -100
+    assert post.ppc().p > 0.01
+    digest = mo.fit("road ~ x + (1 | town)", mo.digest(post, table), "categorical", **RUN)
+    assert np.abs(digest.mean("tram.beta") - post.mean("tram.beta")) < 0.02
