@@ -96,6 +96,11 @@ def sigmoid(x: jax.Array) -> jax.Array:
     return special.expit(x) if is_numpy(x) else jax.nn.sigmoid(x)
 
 
+def log_sigmoid(x: jax.Array) -> jax.Array:
+    """log(1 / (1 + e^-x))."""
+    return special.log_expit(x) if is_numpy(x) else jax.nn.log_sigmoid(x)
+
+
 def erfc(x: jax.Array) -> jax.Array:
     """The complementary error function."""
     return special.erfc(x) if is_numpy(x) else jax.scipy.special.erfc(x)

@@ -81,8 +81,15 @@ def with_known_data(
     if classes is not None and open_classes(model):
         model = replace(model, classes=classes)  # type: ignore[type-var]
     if isinstance(model, LinearPredictorModel) and units is not None:
-        return model.resolved(rows, units.moments())
-    return model.resolved(rows)
+        known: BaseModel = model.resolved(rows, units.moments())
+    else:
+        known = model.resolved(rows)
+    if known.constrained:
+        raise SettingError(
+            "a digest is an expansion in coefficients that may be any number, and the prior of one "
+            "has bounds; leave them out, or sample from the rows."
+        )
+    return known
 
 
 def open_classes(model: BaseModel) -> bool:

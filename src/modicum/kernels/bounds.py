@@ -414,6 +414,11 @@ def bound_of(model: BaseModel) -> Bound[Pytree]:
             f"not for {type(model).__name__}{' with ' * bool(model.observed)}"
             f"{' and '.join(model.observed)}; use method='hmc-ecs', or method='nuts' on all rows."
         )
+    if model.constrained:
+        raise SettingError(
+            "FlyMC's bounds are quadratic in coefficients that may be any number, and the prior of "
+            "one has bounds; use method='hmc-ecs', or method='nuts' on all rows."
+        )
     bound = BOUNDS[type(model)](model)
     if bound.model.modelled:
         raise SettingError(

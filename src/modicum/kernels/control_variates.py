@@ -42,10 +42,12 @@ from modicum.kernels.expansion import (
     About,
     Pair,
     any_by_maximum,
+    bend,
     bent_path,
     bent_sum,
     by_rise,
     coefficients,
+    coefficients_away,
     group_proxy,
     remainder,
     remainder_and_slope,
@@ -192,7 +194,10 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         hessian = None if is_plain else (curved + curved.T) / 2
     prior = None if target.exact_prior is None else target.exact_prior[1]
     made = Proxy(*to_device((anchor.point, L, gradient, hessian, arrow, prior)))
-    return made._replace(warp=anchor.warp(target))
+    made = made._replace(warp=anchor.warp(target))
+    if target.model.constrained and order == 2 and arrow is None:
+        return made._replace(bend=bend(target, anchor, [], np.zeros(0)))
+    return made
 
 
 def control_variate(
@@ -479,30 +484,33 @@ class AutodiffTaylor:
 
         The path from t* to t is straight in the coordinates of expansion.
         """
-        away = scaled(proxy.factor, z)
-        path = partial(bent_path, away=away, proxy=proxy)
-        value = self.target.log_likelihood(path(jnp.ones(())), cached.rows)
-        expansion = sum(self._expansion(cached, path)[: self.order + 1])
+        target, point, away = self.target, proxy.point, scaled(proxy.factor, z)
+        if proxy.bend is not None and proxy.bend.inverse is not None:
+            target, (point, away) = target.of_coefficients, coefficients_away(target, z, proxy)
+        path = partial(bent_path, point=point, away=away, bend=proxy.bend)
+        value = target.log_likelihood(path(jnp.ones(())), cached.rows)
+        expansion = sum(_row_expansion(target, cached, path)[: self.order + 1])
         return (cached.scale * (value - expansion)).astype(jnp.float64)
-
-    def _expansion(
-        self, cached: AutodiffRows, path: Callable[[jax.Array], jax.Array]
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """phi(0), phi'(0) and phi''(0) / 2 of each row along a path from the anchor."""
-        target, rows = self.target, cached.rows
-        if cached.taylor is None:
-            f, f1, f2 = _along(lambda s: target.log_likelihood(path(s), rows))
-            return f, f1, f2 / 2
-        f, slope, curve = cached.taylor
-        _, e, bent = _along(lambda s: target.linear.predictor_vector(target.unravel(path(s)), rows))
-        second = jnp.einsum("ij,ijk,ik->i", e, curve, e) + jnp.sum(slope * bent, axis=1)
-        return f, jnp.sum(slope * e, axis=1), second / 2
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """Return the quadratic, plus the log-prior unless the quadratic includes it."""
         total = _quadratic(z, proxy)
         if proxy.bend is not None:
-            total = total + bent_sum(z, proxy)
+            total = total + bent_sum(self.target, z, proxy)
         if self._has_predictors:
             return _with_exact(total, self.prior, z, proxy)
         return total + self.target.log_prior(unwhiten(z, proxy))
+
+
+def _row_expansion(
+    target: Target, cached: AutodiffRows, path: Callable[[jax.Array], jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """phi(0), phi'(0) and phi''(0) / 2 of each row along a path from the anchor."""
+    rows = cached.rows
+    if cached.taylor is None:
+        f, f1, f2 = _along(lambda s: target.log_likelihood(path(s), rows))
+        return f, f1, f2 / 2
+    f, slope, curve = cached.taylor
+    _, e, bent = _along(lambda s: target.linear.predictor_vector(target.unravel(path(s)), rows))
+    second = jnp.einsum("ij,ijk,ik->i", e, curve, e) + jnp.sum(slope * bent, axis=1)
+    return f, jnp.sum(slope * e, axis=1), second / 2

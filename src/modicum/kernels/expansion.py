@@ -8,6 +8,8 @@ With w = t - t* of such an entry, every row is expanded in
 
 The sums at the anchor can be reused: if A and B are the gradient and Hessian in t, those in v are A
 and B - diag(p A), since v has the derivatives 1 and p there. Trying a power takes no pass.
+Coefficients c within bounds are sampled by free values, and rows are expanded in c: with v =
+J^-1 (c - c*), where J = dc/dt at t*, those in v are A and B - (A'J^-1 c)''.
 
 The log-likelihood l_j of a group is expanded in phi: the entries of S = T T', the effects'
 covariance, and all other parameters unchanged. l_j is nearly linear in S where it is small, and far
@@ -37,12 +39,14 @@ import numpy as np
 
 from modicum.arrays import as_either, is_numpy, namespace, power
 from modicum.kernels.protocols import Bend, Proxy
+from modicum.kernels.whitening import unwhiten
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.covariances import entries_of
 from modicum.models.integrals import FlatGroups, NumPyGroups
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.hessians import covariance_places, factor_derivatives
+from modicum.passes.sums import bending
 from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import SCATTERS, jit, to_device
 
@@ -56,29 +60,45 @@ POWERS = {
 }
 
 
-def bend(anchor: Anchor, where: Sequence[int] | np.ndarray, power: np.ndarray) -> Bend:
-    """Return the tables for expanding the entries `where` of t in powers of their exponentials."""
-    places = np.asarray(where, int)
+def bend(
+    target: Target, anchor: Anchor, where: Sequence[int] | np.ndarray, power: np.ndarray
+) -> Bend:
+    """Return the tables for expanding the entries `where` of t in powers of their exponentials.
+
+    Constrained coefficients of the target are expanded in themselves.
+    """
+    constrained = target.likelihood.bent_places
+    places = np.concatenate([np.asarray(where, int), constrained])
     lines = anchor.dense_hessian[places]
-    return Bend(
+    made = Bend(
         to_device(places),
         to_device(np.asarray(power, np.float64)),
         to_device(anchor.A[places]),
         to_device(lines @ anchor.dense_factor),
         to_device(lines[:, places]),
     )
+    if not len(constrained):
+        return made
+    point, slope = anchor.point[: target.likelihood.size], np.zeros(target.likelihood.size)
+    J, _ = bending(target.likelihood, point, slope)
+    slope[constrained] = np.linalg.solve(J.T, anchor.A[constrained])
+    _, curved = bending(target.likelihood, point, slope)
+    return made._replace(inverse=to_device(np.linalg.inv(J)), curved=to_device(curved))
 
 
-def bent_path(s: jax.Array, away: jax.Array, proxy: Proxy) -> jax.Array:
-    """t at a fraction s of the way from t* to t* + `away`, on a line that is straight in v."""
-    t = proxy.point + s * away
-    if proxy.bend is None:
+def bent_path(s: jax.Array, point: jax.Array, away: jax.Array, bend: Bend | None) -> jax.Array:
+    """t at a fraction s of the way from t* to t* + `away`, on a line that is straight in v.
+
+    Coefficients are in t themselves, rather than their free values.
+    """
+    t = point + s * away
+    if bend is None:
         return t
-    where, power = proxy.bend.where, proxy.bend.power
-    return t.at[where].set(proxy.point[where] + _inverse(s * _bent(away[where], power), power))
+    where, power = bend.where[: len(bend.power)], bend.power
+    return t.at[where].set(point[where] + _inverse(s * _bent(away[where], power), power))
 
 
-def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
+def bent_sum(target: Target, z: jax.Array, proxy: Proxy) -> jax.Array:
     """Difference between the sum of the proxies in v and the quadratic in w = L z.
 
     With c = v - w at the bent entries, A'v + v'(B - diag(p A)) v / 2 is the quadratic in w plus
@@ -87,11 +107,21 @@ def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
     bend = proxy.bend
     if bend is None:
         return jnp.zeros(())
-    w = proxy.factor[bend.where] @ z
-    v = _bent(w, bend.power)
+    w, powers = proxy.factor[bend.where] @ z, len(bend.power)
+    v = _bent(w[:powers], bend.power)
+    twice = jnp.sum(bend.power * bend.slope[:powers] * v**2)
+    if bend.inverse is not None and bend.curved is not None:
+        away = coefficients_away(target, z, proxy)[1]
+        own = bend.inverse @ away[bend.where[powers:]]
+        v, twice = jnp.concatenate([v, own]), twice + own @ (bend.curved @ own)
     c = v - w
-    further = c @ (bend.slope + bend.curve @ z + 0.5 * bend.block @ c)
-    return further - 0.5 * jnp.sum(bend.power * bend.slope * v**2)
+    return c @ (bend.slope + bend.curve @ z + 0.5 * bend.block @ c) - 0.5 * twice
+
+
+def coefficients_away(target: Target, z: jax.Array, proxy: Proxy) -> tuple[jax.Array, jax.Array]:
+    """Return t* and t - t*, with coefficients in place of their free values."""
+    at = target.coefficients(proxy.point[: target.size])
+    return at, target.coefficients(unwhiten(z, proxy)[: target.size]) - at
 
 
 def _bent(w: jax.Array, power: jax.Array) -> jax.Array:

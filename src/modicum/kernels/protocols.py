@@ -199,13 +199,18 @@ class Move(Protocol):
 
 
 class Bend(NamedTuple):
-    """Entries of t along which rows are expanded in a power of e^t (`expansion`)."""
+    """Entries of t along which rows are expanded in a function of t (`expansion`).
+
+    It is a power of e^t; or, for the last entries, the coefficients whose free values are in t.
+    """
 
     where: jax.Array  # indices of the entries
-    power: jax.Array  # the power of each; 0: the entry itself
+    power: jax.Array  # the power of each of the first; 0: the entry itself
     slope: jax.Array  # gradient of the log-likelihood at t*, in these entries
     curve: jax.Array  # rows of its Hessian for these entries, times L
     block: jax.Array  # its Hessian in these entries alone
+    inverse: jax.Array | None = None  # J^-1, with J = dc/dt of the coefficients; None without them
+    curved: jax.Array | None = None  # the Hessian of A'c, where A is the gradient in c
 
 
 class RowFactor(NamedTuple):

@@ -67,6 +67,7 @@ from modicum.runtime import Array, Pytree, in_double_precision, in_threads, jit
 
 BLOCK = 1_024  # rows evaluated at once, so that they stay in the caches
 LOST = 1e12  # a proxy so large, hundreds of sds away, that its residuals are rounding errors
+LOST_IN_POOL = 1e6  # where residuals of some rows, which may be off by a per cent, tell nothing
 DRAWS = 256  # draws evaluated at once: a search along axes asks for some hundred at a time
 
 
@@ -124,7 +125,8 @@ class WeighingPool:
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
         proxy = about.log_proxy(z)
-        log_posterior = np.where(np.abs(proxy) > LOST, -np.inf, total + proxy)
+        lost = LOST if self.certain == self.rows else LOST_IN_POOL
+        log_posterior = np.where(np.abs(proxy) > lost, -np.inf, total + proxy)
         return PoolWeights(log_posterior, self._noise(slopes / len(z)))
 
     @property

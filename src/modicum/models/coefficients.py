@@ -16,7 +16,14 @@ import jax
 import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion
-from modicum.models.constraints import Constraint, interval, positive, real
+from modicum.models.constraints import (
+    NO_CONSTRAINTS,
+    Constraint,
+    Entries,
+    interval,
+    positive,
+    real,
+)
 from modicum.models.model import BaseModel, Params
 from modicum.models.priors.distributions import (
     LKJ,
@@ -26,6 +33,7 @@ from modicum.models.priors.distributions import (
     LogNormal,
     Normal,
     Prior,
+    Support,
     is_positive,
 )
 from modicum.models.priors.resolved import (
@@ -109,6 +117,7 @@ class CoefficientPriors(BaseModel):
     coding: Coding | None = None
     smooths: Sequence[SmoothTerm] = ()
     observed: tuple[str, ...] = ()
+    bent: Entries | None = None
 
     extras_have_unit: ClassVar[bool] = False  # whether they have a unit, as the outcome has
 
@@ -166,7 +175,8 @@ class CoefficientPriors(BaseModel):
                     "one of them out."
                 )
             if key in short:
-                require_support(key, prior, "positive" if f"log_{key}" in self.extras else "real")
+                support: Support = "positive" if f"log_{key}" in self.extras else "real"
+                require_support(key, prior, support, is_coefficient=key == "common")
             if isinstance(prior, Horseshoe) and key in short.keys() - {"common"}:
                 raise SettingError(
                     f"a horseshoe is a prior of many coefficients, and {key!r} is not one of them."
@@ -179,12 +189,18 @@ class CoefficientPriors(BaseModel):
 
     def __repr__(self) -> str:
         late = ["groups", "smooths", "modelled", "without_intercept", "priors", "resolved_priors"]
-        late += ["coding", "observed"]
+        late += ["coding", "observed", "bent"]
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
         settings |= {name: getattr(self, name) for name in late if getattr(self, name)}
         if self.priors:
             settings["priors"] = dict(self.prior_table)
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
+
+    @property
+    def constrained(self) -> Entries:  # type: ignore[override]
+        """The constraints of coefficients, which their priors imply."""
+        priors = self.resolved_priors
+        return (self.bent or NO_CONSTRAINTS) if priors is None else priors.constrained
 
     @property
     def sampled_extras(self) -> tuple[str, ...]:
@@ -286,6 +302,7 @@ class CoefficientPriors(BaseModel):
             resolved_priors=None,
             groups=(),
             smooths=(),
+            bent=self.constrained or None,
         )
 
     def extra_key(self, name: str) -> str:
@@ -511,7 +528,7 @@ class _Choice:
                     f"the prior of {column!r} is given twice, also as {key!r}; leave one of them "
                     "out."
                 )
-            require_support(key, given[key], "real")
+            require_support(key, given[key], "real", is_coefficient=True)
             for j in named[key]:
                 priors[self.places.index(j)] = given[key]
         return tuple(self.in_units(prior, j) for j, prior in enumerate(priors))

@@ -22,14 +22,14 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from modicum.arguments import names_checked
+from modicum.arrays import log_sigmoid, namespace, sigmoid
 from modicum.errors import SettingError, is_number, suggestion
 from modicum.models.covariances import (
     correlation_factor,
     log_jacobian_of_factor,
     partials_of_factor,
 )
-from modicum.models.model import Params, named_leaves
-from modicum.runtime import in_double_precision
+from modicum.runtime import Pytree, in_double_precision
 
 Shape = tuple[int, ...]
 WITHIN = 1e-6  # tolerance of a starting value's sum about 1
@@ -125,24 +125,28 @@ class Interval(Constraint):
 
         A value that rounds to the bound itself becomes the next number inside.
         """
+        xp = namespace(free)
         if isfinite(self.low) and isfinite(self.high):
-            value = self.low + (self.high - self.low) * jax.nn.sigmoid(free)
+            value = self.low + (self.high - self.low) * sigmoid(free)
         elif self.high == np.inf:
-            value = self.low + jnp.exp(free)
+            value = self.low + xp.exp(free)
         else:
-            value = self.high - jnp.exp(free)
+            value = self.high - xp.exp(free)
         kind = _numbers(free)
         tiny = kind.tiny  # smaller numbers are subnormal, and processors may flush them to 0
         first = np.nextafter(kind.dtype.type(self.low), np.inf) if self.low else tiny
         last = np.nextafter(kind.dtype.type(self.high), -np.inf) if self.high else -tiny
-        return jnp.clip(value, first, None if self.high == np.inf else last)
+        return xp.clip(value, first, None if self.high == np.inf else last)
 
-    def log_jacobian(self, free: jax.Array) -> jax.Array:
+    def log_slopes(self, free: jax.Array) -> jax.Array:
         """u, or log(high - low) + log s(u) + log s(-u) with the logistic function s."""
         if not (isfinite(self.low) and isfinite(self.high)):
-            return jnp.sum(free)
-        log_slopes = jax.nn.log_sigmoid(free) + jax.nn.log_sigmoid(-free)
-        return jnp.sum(log_slopes + np.log(self.high - self.low))
+            return free
+        return log_sigmoid(free) + log_sigmoid(-free) + np.log(self.high - self.low)
+
+    def log_jacobian(self, free: jax.Array) -> jax.Array:
+        """Sum of `log_slopes`."""
+        return jnp.sum(self.log_slopes(free))
 
     def free(self, value: jax.Array) -> jax.Array:
         """Logarithm of the distance to one bound, or of the ratio of the distances to both."""
@@ -306,6 +310,42 @@ cholesky_corr: Constraint = _CholeskyCorr()
 
 
 @dataclass(frozen=True)
+class Entries:
+    """Constraints of some entries along the last axis of an array; all others are real.
+
+    Examples
+    --------
+    >>> some = Entries((((1,), positive),))
+    >>> some.constrain(np.zeros(2)).tolist()
+    [0.0, 1.0]
+    """
+
+    parts: tuple[tuple[tuple[int, ...], Constraint], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        """Map free values to allowed ones."""
+        values = jnp.asarray(free)
+        for where, constraint in self.parts:
+            own = np.array(where)
+            values = values.at[..., own].set(constraint.constrain(values[..., own]))
+        return values
+
+    def free(self, values: jax.Array) -> jax.Array:
+        """Undo `constrain`."""
+        free = jnp.asarray(values)
+        for where, constraint in self.parts:
+            own = np.array(where)
+            free = free.at[..., own].set(constraint.free(free[..., own]))
+        return free
+
+
+NO_CONSTRAINTS = Entries()
+
+
+@dataclass(frozen=True)
 class ParameterLayout:
     """Names, shapes and constraints of the parameters, which lie in a pytree of `structure`."""
 
@@ -315,7 +355,7 @@ class ParameterLayout:
     constraints: tuple[Constraint, ...]
 
     @classmethod
-    def of(cls, init: Params, constraints: Mapping[str, Constraint]) -> ParameterLayout:
+    def of(cls, init: Pytree, constraints: Mapping[str, Constraint]) -> ParameterLayout:
         """Return the layout of the starting point `init`; refuse constraints that do not fit it."""
         named = {name: np.asarray(leaf) for name, leaf in named_leaves(init).items()}
         for name in constraints:
@@ -348,7 +388,7 @@ class ParameterLayout:
                 ) from None
         return tuple(shapes)
 
-    def constrain(self, free: Params) -> Params:
+    def constrain(self, free: Pytree) -> Pytree:
         """Map free values to parameters within their bounds."""
         if not self.bounded:
             return free
@@ -356,12 +396,12 @@ class ParameterLayout:
         values = [c.constrain(leaf) for c, leaf in zip(self.constraints, leaves, strict=True)]
         return jax.tree.unflatten(self.structure, values)
 
-    def log_jacobian(self, free: Params) -> jax.Array:
+    def log_jacobian(self, free: Pytree) -> jax.Array:
         """Log-determinant of the Jacobian of `constrain`."""
         pairs = zip(self.constraints, jax.tree.leaves(free), strict=True)
         return jnp.sum(jnp.stack([c.log_jacobian(leaf) for c, leaf in pairs if c is not real]))
 
-    def free(self, values: Params) -> Params:
+    def free(self, values: Pytree) -> Pytree:
         """Undo `constrain`."""
         leaves = jax.tree.leaves(values)
         free = [
@@ -371,7 +411,7 @@ class ParameterLayout:
         return jax.tree.unflatten(self.structure, free)
 
     @in_double_precision
-    def free_point(self, point: Params, called: str) -> Params:
+    def free_point(self, point: Pytree, called: str) -> Pytree:
         """Map a point given by the user to free values in float64; refuse one that does not fit.
 
         `called` names the point in error messages.
@@ -411,3 +451,17 @@ class ParameterLayout:
             alike = free_shape == shape
             names += [constraint.free_name(s) if alike else f"free {s}" for s in scalars]
         return tuple(names)
+
+
+def named_leaves(theta: Pytree) -> dict[str, jax.Array]:
+    """Name each leaf of a pytree by its path: {"layer": {"w": ...}} gives "layer.w"."""
+    leaves = jax.tree_util.tree_flatten_with_path(theta)[0]
+    names = [".".join(_step_name(step) for step in path) or "theta" for path, _ in leaves]
+    return dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+
+
+def _step_name(step: object) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(step, attribute):
+            return str(getattr(step, attribute))
+    return str(step)

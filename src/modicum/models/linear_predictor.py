@@ -85,6 +85,8 @@ class LinearPredictorModel(CoefficientPriors):
     observed
         Fields of the rows that say that outcomes are known in part (`partial_outcomes`): censored,
         truncated, or measured with a known error; set by `resolved`, not by users.
+    bent
+        Constraints of coefficients in a likelihood without priors; set by `without_priors`.
     """
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the fields of a row that are required
@@ -214,7 +216,8 @@ class LinearPredictorModel(CoefficientPriors):
     @property
     def in_eta_alone(self) -> bool:
         """Whether `derivatives` in one linear predictor describe the likelihood of a row."""
-        return not self.extras and set(self.observed) <= set(self.formula_fields)
+        plain = not self.extras and not self.constrained
+        return plain and set(self.observed) <= set(self.formula_fields)
 
     def observed_in(self, rows: Rows) -> tuple[str, ...]:
         """Return which fields of the rows say that an outcome is known in part."""
@@ -282,10 +285,17 @@ class LinearPredictorModel(CoefficientPriors):
             return xp.asarray(batch["y"])
         return xp.stack([xp.asarray(batch[name]) for name in self.row_fields], axis=-1)
 
+    def coefficients(self, theta: Params) -> Params:
+        """Return parameters with the coefficients of columns in place of their free values."""
+        if not self.constrained:
+            return theta
+        return {**theta, "beta": self.constrained.constrain(theta["beta"])}
+
     def linear(self, theta: Params, batch: Batch) -> jax.Array:
         """eta of each row: shape (rows,), or (rows, q)."""
         if self.modelled:
             return self.predictor_vector(theta, batch)[:, 0]
+        theta = self.coefficients(theta)
         eta = self.matrix(batch) @ jnp.asarray(theta["beta"]).T
         if self.intercept:
             eta = eta + theta["intercept"]
@@ -297,7 +307,7 @@ class LinearPredictorModel(CoefficientPriors):
     def predictor_vector(self, theta: Params, batch: Batch) -> jax.Array:
         """All predictors of each row, shape (rows, q + extras)."""
         if self.modelled:
-            beta = jnp.asarray(theta["beta"])
+            beta = jnp.asarray(self.coefficients(theta)["beta"])
             own = jnp.stack([jnp.where(mask, beta, 0.0) for mask in self.entering], axis=1)
             first = theta["intercept"] if self.intercept else 0.0
             first = first + jnp.asarray(batch.get("offset", 0.0))
@@ -433,6 +443,7 @@ class LinearPredictorModel(CoefficientPriors):
         priors = self.resolved_priors
         if priors is None:
             return theta
+        theta["beta"] = priors.start_at(theta["beta"])
         if priors.intercept is not None:
             theta["intercept"] = theta["intercept"] + priors.intercept.centre
         for name, prior in priors.extras:
@@ -462,6 +473,7 @@ class LinearPredictorModel(CoefficientPriors):
 
     def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Split `beta` by predictors into common coefficients, and into named group effects."""
+        named = self.coefficients(named)
         parts = self._parts(np.shape(named["beta"])[-1])
         if set(parts) == {"beta"}:
             return named
@@ -504,6 +516,8 @@ class LinearPredictorModel(CoefficientPriors):
                 theta[extra] = theta.pop(f"{name}.intercept")
             elif name in theta:
                 theta[extra] = coordinate.free(jnp.asarray(theta.pop(name)))
+        if self.constrained:
+            theta["beta"] = self.constrained.free(jnp.asarray(theta["beta"]))
         return theta | own
 
     def labels(self, rows: Rows) -> Labels:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
+from modicum.models.constraints import NO_CONSTRAINTS, Entries, named_leaves
 from modicum.models.priors.resolved import ModelPriors
 from modicum.models.terms import GroupTerm
 from modicum.models.tracing import Trace, trace_of
@@ -51,6 +52,7 @@ class BaseModel(ABC):
     group_terms: tuple[GroupTerm, ...] = ()  # whose effects vary between the levels of a factor
     extras: ClassVar[tuple[str, ...]] = ()  # parameters besides the coefficients, on coordinates
     integrated_group: str | None = None  # the factor whose effects are integrated out
+    constrained: Entries = NO_CONSTRAINTS  # constraints of coefficients, if these have bounds
     lkj_priors: tuple[tuple[int, float], ...] = ()  # size and concentration of each correlation
     dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
     observed: tuple[str, ...] = ()  # fields of rows by which outcomes are known in part
@@ -268,6 +270,10 @@ class BaseModel(ABC):
         start = (lambda key: self.random_start(rows, key)) if overridden else None
         return trace_of(self.log_prior, self.log_likelihood, self.start(rows), rows, start)
 
+    def coefficients(self, theta: Params) -> Params:
+        """Return parameters with the coefficients of columns in place of their free values."""
+        return theta
+
     def require(self, rows: Rows, *fields: str) -> None:
         """Refuse rows that lack one of `fields`."""
         for field in fields:
@@ -285,17 +291,3 @@ def unflattened(layout: Params, t: Array) -> Params:
     ends = np.cumsum([prod(np.shape(leaf)) for leaf in leaves])
     pairs = zip(np.r_[0, ends[:-1]], ends, leaves, strict=True)
     return jax.tree.unflatten(structure, [t[a:b].reshape(np.shape(leaf)) for a, b, leaf in pairs])
-
-
-def named_leaves(theta: Params) -> dict[str, jax.Array]:
-    """Name each leaf of a pytree by its path: {"layer": {"w": ...}} gives "layer.w"."""
-    leaves = jax.tree_util.tree_flatten_with_path(theta)[0]
-    names = [".".join(_step_name(step) for step in path) or "theta" for path, _ in leaves]
-    return dict(zip(names, (leaf for _, leaf in leaves), strict=True))
-
-
-def _step_name(step: object) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(step, attribute):
-            return str(getattr(step, attribute))
-    return str(step)

@@ -202,6 +202,10 @@ def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: 
     by_key = dict(family.prior_table)
     if any(isinstance(prior, Horseshoe) for prior in by_key.values()):
         return "a horseshoe prior cannot be combined with effects that are integrated out"
+    owned = {"group_sd", *(key for term in terms for key in (term.key, *term.sd_keys))}
+    owned |= {family.extra_key(name) for name in family.extras}
+    if any(prior.is_bounded for key, prior in by_key.items() if key not in owned):
+        return "coefficients within bounds cannot be combined with effects that are integrated out"
     own = {key: by_key[key] for key in ("group_sd", terms[0].field) if key in by_key}
     for key, prior in own.items():
         require_support(key, prior, "positive")

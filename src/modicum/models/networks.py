@@ -15,7 +15,8 @@ import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError, suggestion, whole_number
-from modicum.models.model import BaseModel, Batch, Params, named_leaves
+from modicum.models.constraints import named_leaves
+from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.outcome_checks import check_outcomes, class_fault, count_classes, outcome_range
 from modicum.models.priors.distributions import is_positive
 from modicum.models.tracing import explained, uncompiled

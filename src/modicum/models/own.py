@@ -19,8 +19,14 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from modicum.errors import SettingError, fault_text, suggestion
-from modicum.models.constraints import Constraint, ParameterLayout, Shape, positive
-from modicum.models.model import BaseModel, Batch, Params, named_leaves
+from modicum.models.constraints import (
+    Constraint,
+    ParameterLayout,
+    Shape,
+    named_leaves,
+    positive,
+)
+from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.tracing import evaluated, explained, uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows

@@ -17,9 +17,10 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
 from modicum.linalg.arrow import ArrowLayout, arrow_layout
+from modicum.models.constraints import named_leaves
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
-from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves, unflattened
+from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, unflattened
 from modicum.models.priors import Horseshoe
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.priors.resolved import ModelPriors
@@ -134,6 +135,31 @@ class Target:
         """
         layout = self.model.likelihood_layout(self._shaped)
         return self._with(self.model.without_priors(), layout)
+
+    @cached_property
+    def of_coefficients(self) -> Target:
+        """The likelihood as a function of the coefficients, where these are constrained.
+
+        Others share it: the likelihood is linear in its parameters, whatever their constraints.
+        """
+        likelihood = self.likelihood
+        if not likelihood.model.constrained:
+            return likelihood
+        return replace(likelihood, model=replace(likelihood.linear, bent=None))
+
+    @cached_property
+    def bent_places(self) -> np.ndarray:
+        """Positions in t of the free values of constrained coefficients."""
+        constrained = self.model.constrained
+        if not constrained:
+            return np.arange(0)
+        beta = np.reshape(self.places["beta"], np.shape(self._shaped["beta"]))
+        return np.concatenate([beta[..., np.array(own)].ravel() for own, _ in constrained.parts])
+
+    def coefficients(self, t: Array) -> jax.Array:
+        """Return `t` with coefficients in place of their free values."""
+        leaves = jax.tree.leaves(self.model.coefficients(self.unravel(t)))
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
     @cached_property
     def at_known_scale(self) -> Target | None:
@@ -336,6 +362,7 @@ class Target:
         """Report flat vectors without compiling, where `report` only names entries; else None."""
         model = self.model
         names_only = type(model).report is LinearPredictorModel.report and not model.extras
+        names_only = names_only and not model.constrained
         if not names_only or model.has_groups or self.likelihood.size < self.size:
             return None
         shaped = zip(self.places.items(), self.shapes, strict=True)

@@ -289,8 +289,9 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     doubtful = causes or per_row > LIKELY or vague
     # Group effects have their own priors, and a sample of rows need not contain all groups.
     if doubtful and not sums.target.model.has_groups and sums.rest is None:
-        theta = sums.target.unravel(anchor.point)
-        separated, passes = sums.target.model.separation(sums.rows, theta)
+        model = sums.target.model
+        theta = model.coefficients(sums.target.unravel(anchor.point))
+        separated, passes = model.separation(sums.rows, theta)
         sums.enter("separation", passes, "density", passes)
         causes = causes if separated is None else [separated]
     return with_causes(causes, anchor.notes)

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ import numpy as np
 
 from modicum.arrays import expansion
 from modicum.ledger import Kind, Ledger
-from modicum.linalg.arrow import Symmetric
+from modicum.linalg.arrow import ArrowMatrix, Symmetric
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes.engine import (
@@ -54,6 +54,7 @@ from modicum.runtime import (
     COMPILED,
     Array,
     Pytree,
+    for_numpy,
     free_memory,
     in_double_precision,
     jit,
@@ -188,14 +189,15 @@ class Sums:
         by_numpy = partial(hessian_by_numpy, second=False)
         chunk_sum: TargetSum = by_numpy if self.gradient_on_numpy else chunk_gradient
         value, gradient = self._sweep(chunk_sum, t, purpose, "gradient")
-        return float(value) + float(self._rest_values(t)), self._padded(
-            gradient + self._rest_slopes(t)
-        )
+        gradient = self._bent(t, gradient + self._rest_slopes(t))[0]
+        return float(value) + float(self._rest_values(t)), self._padded(gradient)
 
     def gradients(self, points: np.ndarray, purpose: str) -> np.ndarray:
         """Gradient of the log-likelihood at many points, (points, d), in one pass."""
         (gradients,) = self._sweep(_gradients_sum, points, purpose, "gradient")
-        return self._padded(gradients + self._rest_slopes(points))
+        gradients = gradients + self._rest_slopes(points)
+        bent = [self._bent(t, gradient)[0] for t, gradient in zip(points, gradients, strict=True)]
+        return self._padded(np.stack(bent))
 
     def curvature(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, Symmetric]:
         """C, A and B at `t` as `hessian` returns them, but B is an arrow if the target has one."""
@@ -204,7 +206,8 @@ class Sums:
             return self.hessian(t, purpose)
         of_chunk = partial(arrow_hessian_sum, layout)
         value, gradient, *parts = self._sweep(of_chunk, t, purpose, "hessian")
-        return float(value), self._padded(gradient), as_matrix(layout, *parts)
+        gradient, hessian = self._bent(t, gradient, as_matrix(layout, *parts))
+        return float(value), self._padded(gradient), hessian
 
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
@@ -218,6 +221,7 @@ class Sums:
         if self.rest is not None:
             value, symmetric = value + self._rest_values(t), symmetric + self.rest.B
             gradient = gradient + self._rest_slopes(t)
+        gradient, symmetric = self._bent(t, gradient, symmetric)
         padded = self._padded(self._padded(symmetric).T)
         return float(value), self._padded(gradient), padded
 
@@ -227,7 +231,7 @@ class Sums:
         grouped = self.rows.grouped
         number = len(self.rows.members if grouped else self.rows)
         few = number <= (FEW_IN_GROUPS if grouped else FEW_ROWS)
-        return self.target.likelihood.on_numpy and few
+        return self.target.of_coefficients.on_numpy and few
 
     @property
     def gradient_on_numpy(self) -> bool:
@@ -244,7 +248,7 @@ class Sums:
     ) -> tuple[np.ndarray, ...]:
         """Make a pass at one point (d,), whose time the clock keeps, or at several."""
         self.enter(purpose, len(t) if t.ndim == 2 else 1, kind, passes=1)
-        function = partial(chunk_sum, self.target.likelihood)
+        function = partial(chunk_sum, self.target.of_coefficients)
         started = time.perf_counter()
         sums: tuple[np.ndarray, ...] = self.engine.map_reduce(
             function, self._of_likelihood(t), self.rows, purpose
@@ -260,8 +264,43 @@ class Sums:
         return 0.0 if self.rest is None else self.rest.slopes(self._of_likelihood(t))
 
     def _of_likelihood(self, t: np.ndarray) -> np.ndarray:
-        """Return the entries that the likelihood depends on, which are the first."""
-        return np.asarray(t, np.float64)[..., : self.target.likelihood.size]
+        """Return the entries that the likelihood depends on, which are the first.
+
+        Sums are those of a function of the coefficients, in place of their free values.
+        """
+        own = np.asarray(t, np.float64)[..., : self.target.likelihood.size]
+        if not self._is_bent:
+            return own
+        (coefficients,) = _coefficients(self.target.likelihood, np.atleast_2d(own))
+        return np.asarray(coefficients.reshape(own.shape))
+
+    @property
+    def _is_bent(self) -> bool:
+        return bool(self.target.model.constrained)
+
+    def _bent(
+        self, t: np.ndarray, gradient: np.ndarray, hessian: Any = None
+    ) -> tuple[np.ndarray, Any]:
+        """Return derivatives in t from those in the coefficients c(t): J'g, and J'HJ + g'c''.
+
+        c is t but for constrained coefficients, which are few.
+        """
+        if not self._is_bent:
+            return gradient, hessian
+        likelihood, where = self.target.likelihood, self.target.likelihood.bent_places
+        J, curved = map(np.asarray, bending(likelihood, t[: likelihood.size], gradient))
+        gradient = gradient.copy()
+        gradient[where] = J.T @ gradient[where]
+        if hessian is None:
+            return gradient, None
+        matrix = ArrowMatrix.of(hessian)
+        own = np.searchsorted(matrix.border, where)  # none is an effect of many levels
+        cross, corner = np.array(matrix.cross), np.array(matrix.corner)
+        cross[..., own] = cross[..., own] @ J
+        corner[own] = J.T @ corner[own]
+        corner[:, own] = corner[:, own] @ J
+        corner[np.ix_(own, own)] += curved
+        return gradient, replace(matrix, cross=cross, corner=corner).plain
 
     def _padded(self, sums: np.ndarray) -> np.ndarray:
         """Append zeros for the other entries, along the last axis."""
@@ -269,6 +308,25 @@ class Sums:
         if not others:
             return sums
         return np.concatenate([sums, np.zeros((*sums.shape[:-1], others))], axis=-1)
+
+
+@for_numpy
+@jit(static=0)
+def _coefficients(target: Target, points: Array) -> tuple[jax.Array]:
+    return (jax.vmap(target.coefficients)(points),)
+
+
+@for_numpy
+@jit(static=0)
+def bending(target: Target, t: Array, slope: Array) -> tuple[jax.Array, jax.Array]:
+    """Return J of the constrained coefficients in their free values, and the Hessian of slope'c."""
+    at, where = jnp.asarray(t), target.bent_places
+
+    def coefficients(free: jax.Array) -> jax.Array:
+        return target.coefficients(at.at[where].set(free))[where]
+
+    along = jax.hessian(lambda free: slope[where] @ coefficients(free))
+    return jax.jacfwd(coefficients)(at[where]), along(at[where])
 
 
 def log_likelihood_sum(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:

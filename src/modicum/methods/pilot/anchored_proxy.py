@@ -87,7 +87,7 @@ def with_coordinates(
     called = {value: name for name, value in POWERS.items()}
     chosen = {entries[k][0]: called[power[k]] for k in bent}
     value = ", ".join(f"{name}: {coordinate}" for name, coordinate in chosen.items())
-    with_bend = proxy._replace(bend=bend(anchor, where[bent], power[bent]))
+    with_bend = proxy._replace(bend=bend(target, anchor, where[bent], power[bent]))
     return with_bend, {"coordinates": Chosen(value=value, why=why)}
 
 
@@ -109,11 +109,11 @@ def _descend(
     wide: list[int],
 ) -> tuple[np.ndarray, float]:
     """Choose powers entry by entry; return them, and the variance before over that after."""
-    path, choices = [], np.array(list(POWERS.values()))
+    path, choices, target = [], np.array(list(POWERS.values())), control_variate.target
     for k in wide:
         tried = np.tile(power, (len(choices), 1))
         tried[:, k] = choices
-        form = bend(anchor, where, power)
+        form = bend(target, anchor, where, power)
         variances = np.asarray(_variances(control_variate, batch, proxy, form, tried, draws))
         now = float(variances[choices == power[k]][0])
         path.append(now)

@@ -15,8 +15,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from types import ModuleType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,8 @@ class Prior(ABC):
 
     support: ClassVar[Support] = "real"
     quadratic: ClassVar[bool] = False  # whether the log-density is quadratic
-    any_number: ClassVar[tuple[str, ...]] = ("mean",)  # arguments that need not be above zero
+    # Arguments that need not be above zero.
+    any_number: ClassVar[tuple[str, ...]] = ("mean", "lower", "upper")
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
@@ -64,8 +66,23 @@ class Prior(ABC):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The arguments, in order."""
-        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        """The arguments of the density, in order."""
+        return tuple(getattr(self, name) for name in self.number_names())
+
+    @classmethod
+    def number_names(cls) -> list[str]:
+        """Names of the arguments of the density: all fields but the bounds."""
+        return [field.name for field in fields(cls) if not field.kw_only]  # type: ignore[arg-type]
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ends of the support."""
+        return (0.0 if self.support == "positive" else -np.inf), np.inf
+
+    @property
+    def log_mass(self) -> float:
+        """Logarithm of the share of the density's mass between the bounds."""
+        return 0.0
 
     @staticmethod
     @abstractmethod
@@ -92,18 +109,28 @@ class Prior(ABC):
     @property
     def on_coordinate(self) -> tuple[float, float]:
         """Centre and width on the coordinate that is sampled: the logarithm of positive numbers."""
-        return (self.centre, self.width) if self.support == "real" else (0.0, float("inf"))
+        return (0.0, float("inf")) if self.is_bounded else (self.centre, self.width)
 
     @property
     def is_normal(self) -> bool:
         """Whether the prior is normal on that coordinate, so that its width is an sd."""
-        return self.quadratic and bool(self.numbers)
+        return self.is_quadratic and bool(self.numbers)
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether the log-density is quadratic on that coordinate."""
+        return self.quadratic
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a coefficient with this prior cannot be any number."""
+        return self.bounds != (-np.inf, np.inf)
 
     @classmethod
     def precision(cls, square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
         """w(r) at r^2 = `square`, the second moment about the mean; automatic without a formula."""
-        r, names = np.sqrt(square), [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        value, arguments = numbers[names.index("mean")] + r, [jnp.asarray(x) for x in numbers]
+        r, place = np.sqrt(square), cls.number_names().index("mean")
+        value, arguments = numbers[place] + r, [jnp.asarray(x) for x in numbers]
         slope = jax.grad(lambda value: jnp.sum(cls.density(value, *arguments)))(jnp.asarray(value))
         return np.asarray(-slope / r)
 
@@ -116,12 +143,20 @@ class Prior(ABC):
 
     def to_dict(self) -> dict[str, str | float]:
         """Return plain JSON values: the distribution's name and its arguments."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return {"distribution": type(self).__name__} | named
+        return {"distribution": type(self).__name__} | self._arguments
+
+    @property
+    def _arguments(self) -> dict[str, float]:
+        """The arguments by name, without bounds that are not given."""
+        named = sorted(fields(self), key=lambda field: bool(field.kw_only))  # type: ignore[arg-type]
+        values = {field.name: getattr(self, field.name) for field in named}
+        ends = ("lower", "upper")
+        return {k: v for k, v in values.items() if not (k in ends and v is None)}
 
     def __str__(self) -> str:
-        numbers = ", ".join(f"{number:.4g}" for number in self.numbers)
-        return f"{hyphenated(type(self))}({numbers})"
+        parts = [f"{number:.4g}" for number in self.numbers]
+        parts += [f"{k}={v:.4g}" for k, v in self._arguments.items() if k in ("lower", "upper")]
+        return f"{hyphenated(type(self))}({', '.join(parts)})"
 
 
 def hyphenated(kind: type) -> str:
@@ -132,8 +167,91 @@ def hyphenated(kind: type) -> str:
 # On the real line --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Normal(Prior):
+@dataclass(frozen=True, kw_only=True)
+class BetweenBounds(Prior):
+    """A distribution on the real line, or on its part between bounds, of a coefficient.
+
+    `distribution` is SciPy's, without bounds; with them the density is divided by its mass there.
+    """
+
+    lower: float | None = None
+    upper: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.bounds
+        if not low < high:
+            raise SettingError(
+                f"the bounds of {type(self).__name__} must have lower < upper, not {self.lower!r} "
+                f"and {self.upper!r}."
+            )
+        if not np.isfinite(self.log_mass):
+            raise SettingError(
+                f"{self} has no mass between its bounds, as they are too far from its mean; move "
+                "the bounds or the mean."
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in self._arguments.items())})"
+
+    @property
+    @abstractmethod
+    def distribution(self) -> Any:  # SciPy's frozen distributions have no public type
+        """The distribution without bounds."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The bounds; infinite where there are none."""
+        low = -np.inf if self.lower is None else self.lower
+        return low, np.inf if self.upper is None else self.upper
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether the log-density is quadratic, which bounds prevent."""
+        return self.quadratic and not self.is_bounded
+
+    @cached_property
+    def log_mass(self) -> float:
+        """Logarithm of the share of the density's mass between the bounds."""
+        with np.errstate(divide="ignore"):
+            return float(np.log(np.ptp(self._tails))) if self.is_bounded else 0.0
+
+    @property
+    def _tails(self) -> np.ndarray:
+        """Chances beyond each bound, on the side of the mean where they keep their digits."""
+        law, (low, high) = self.distribution, self.bounds
+        return np.asarray(law.sf([low, high]) if self._above else law.cdf([low, high]))
+
+    @property
+    def _above(self) -> bool:
+        return self.bounds[0] > self.mean  # type: ignore[attr-defined]
+
+    def quantile(self, chance: np.ndarray) -> np.ndarray:
+        """Return quantiles between the bounds."""
+        first, last = self._tails
+        at = first + chance * (last - first)
+        return np.clip(
+            self.distribution.isf(at) if self._above else self.distribution.ppf(at), *self.bounds
+        )
+
+    @property
+    def centre(self) -> float:
+        """The median."""
+        return float(self.quantile(np.array(0.5))) if self.is_bounded else self.mean  # type: ignore[attr-defined]
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values."""
+        return (
+            self.quantile(rng.random(shape)) if self.is_bounded else self.draw_anywhere(rng, shape)
+        )
+
+    @abstractmethod
+    def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values without bounds."""
+
+
+@dataclass(frozen=True, repr=False)
+class Normal(BetweenBounds):
     """A normal distribution; its log-density is folded into the likelihood's quadratic.
 
     Examples
@@ -146,6 +264,13 @@ class Normal(Prior):
     mean: float = 0.0
     sd: float = 1.0
     quadratic: ClassVar[bool] = True
+
+    @property
+    def distribution(self) -> Any:
+        """The distribution without bounds."""
+        from scipy import stats  # slow to import, and seldom needed
+
+        return stats.norm(self.mean, self.sd)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -160,13 +285,13 @@ class Normal(Prior):
         """The standard deviation."""
         return self.sd
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
         return self.mean + self.sd * rng.standard_normal(shape)
 
 
-@dataclass(frozen=True)
-class StudentT(Prior):
+@dataclass(frozen=True, repr=False)
+class StudentT(BetweenBounds):
     """Student's t distribution: like a normal near its centre, with heavier tails.
 
     Examples
@@ -179,6 +304,13 @@ class StudentT(Prior):
     df: float
     mean: float = 0.0
     scale: float = 1.0
+
+    @property
+    def distribution(self) -> Any:
+        """The distribution without bounds."""
+        from scipy import stats  # slow to import, and seldom needed
+
+        return stats.t(self.df, self.mean, self.scale)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -202,13 +334,13 @@ class StudentT(Prior):
         df, _, scale = numbers
         return np.asarray((df + 1) / (df * scale**2 + square))
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
         return self.mean + self.scale * rng.standard_t(self.df, shape)
 
 
-@dataclass(frozen=True)
-class Laplace(Prior):
+@dataclass(frozen=True, repr=False)
+class Laplace(BetweenBounds):
     """The double exponential distribution, with a kink at its mean: the Bayesian lasso's prior.
 
     Examples
@@ -220,6 +352,13 @@ class Laplace(Prior):
 
     mean: float = 0.0
     scale: float = 1.0
+
+    @property
+    def distribution(self) -> Any:
+        """The distribution without bounds."""
+        from scipy import stats  # slow to import, and seldom needed
+
+        return stats.laplace(self.mean, self.scale)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -239,7 +378,7 @@ class Laplace(Prior):
         _, scale = numbers
         return np.asarray(1 / (scale * np.sqrt(square)))
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
         return rng.laplace(self.mean, self.scale, shape)
 

@@ -22,8 +22,9 @@ import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, namespace
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
+from modicum.models.constraints import Entries, Interval
 from modicum.models.covariances import covariance_factor, unnormalized_lkj
-from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
+from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Normal, Prior
 from modicum.runtime import Array, jit
 
 Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
@@ -146,21 +147,29 @@ class ExactPrior:
 class Independent(ExactTerm):
     """Independent entries with distributions of one kind.
 
-    If `smooth`, t has their logarithms: on the real line a density may have a kink, or be nearly
-    flat. Numbers: the arguments of the distribution, one array each.
+    Within an interval, t has their free values, and the density is smooth: on the real line it may
+    have a kink, or be nearly flat. Numbers: the arguments of the distribution, one array each;
+    within an interval, then the logarithm of its mass there.
     """
 
     kind: type[Prior]
     where: tuple[int, ...]
-    smooth: bool = False
+    within: Interval | None = None
+
+    @property
+    def smooth(self) -> bool:  # type: ignore[override]
+        """Whether t has free values."""
+        return self.within is not None
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Sum over entries of the log-density in t."""
         xp = namespace(t)
-        value, arguments = t[..., np.array(self.where)], map(xp.asarray, numbers)
-        if self.smooth:
-            return xp.sum(self.kind.density(xp.exp(value), *arguments) + value, axis=-1)
-        return xp.sum(self.kind.density(value, *arguments), axis=-1)
+        value, arguments = t[..., np.array(self.where)], [xp.asarray(x) for x in numbers]
+        if self.within is None:
+            return xp.sum(self.kind.density(value, *arguments), axis=-1)
+        inside, slopes = self.within.constrain(value), self.within.log_slopes(value)
+        log_mass = arguments.pop()
+        return xp.sum(self.kind.density(inside, *arguments) - log_mass + slopes, axis=-1)
 
     def normal_approximations(
         self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
@@ -168,10 +177,35 @@ class Independent(ExactTerm):
         """EM's normal."""
         where = np.array(self.where)
         arrays = [np.asarray(number) for number in numbers]
-        names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
-        mean = arrays[names.index("mean")]
+        mean = arrays[self.kind.number_names().index("mean")]
         square = (t[where] - mean) ** 2 + covariance.diagonal()[where]
         return [NormalApproximation(where, mean, self.kind.precision(square, *arrays))]
+
+
+@dataclass(frozen=True)
+class CentredIntercept(ExactTerm):
+    """A normal intercept at some point in x, where coefficients there have constraints.
+
+    Without these it is part of the quadratic. Numbers: mean, sd, and the point.
+    """
+
+    where: tuple[int, ...]
+    columns: tuple[tuple[int, ...], ...]  # of the common coefficients beside each intercept
+    constrained: Entries
+    smooth = True
+    on_numpy: ClassVar[bool] = False
+
+    def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
+        """Log-density of the predictor at the point."""
+        mean, sd, centre = map(jnp.asarray, numbers)
+        shift = self.constrained.constrain(t[np.array(self.columns)]) @ centre
+        return jnp.sum(Normal.density(t[np.array(self.where)] + shift, mean, sd))
+
+    def normal_approximations(
+        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
+    ) -> Sequence[NormalApproximation]:
+        """None: the density is smooth."""
+        return []
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
@@ -13,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from modicum.arrays import as_either
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.files import Json
+from modicum.models.constraints import Entries, Interval
 from modicum.models.covariances import (
     correlations,
     covariance_factor,
@@ -32,6 +35,7 @@ from modicum.models.priors.distributions import (
     prior_from_dict,
 )
 from modicum.models.priors.exact import (
+    CentredIntercept,
     Effects,
     ExactPrior,
     ExactTerm,
@@ -73,10 +77,19 @@ def tidy_priors(priors: object) -> PriorTable:
     return tuple(table)
 
 
-def require_support(key: str, prior: Prior, support: Support) -> None:
-    """Refuse a prior with the wrong support, such as positive numbers for a coefficient."""
-    if prior.support == support:
+def require_support(
+    key: str, prior: Prior, support: Support, *, is_coefficient: bool = False
+) -> None:
+    """Refuse a prior with the wrong support; a coefficient may be positive, or within bounds."""
+    if is_coefficient and prior.support in ("real", "positive"):
         return
+    if prior.support == support and (support == "positive" or not prior.is_bounded):
+        return
+    if prior.support == support:
+        raise SettingError(
+            f"the prior of {key!r} cannot be {prior}: only coefficients can have bounds; leave "
+            "them out."
+        )
     needed, examples = {
         "real": ("a number on the whole line", "Normal or StudentT"),
         "positive": ("a positive number", "HalfNormal, Exponential or LogNormal"),
@@ -267,6 +280,7 @@ class ModelPriors:
 
     def log_folded(self, theta: Theta) -> jax.Array:
         """Return the part that is quadratic in the parameters."""
+        constrained = self.constrained
         beta = jnp.asarray(theta["beta"])
         total = jnp.zeros(())
         normal = [j for j, prior in enumerate(self.coefficients) if prior.is_normal]
@@ -275,7 +289,7 @@ class ModelPriors:
             values = beta if len(normal) == beta.shape[-1] else beta[..., np.array(normal)]
             total = jnp.sum(Normal.density(values, jnp.asarray(mean), jnp.asarray(sd)))
         for name, prior, centre in self.alone:
-            if prior.is_normal:
+            if prior.is_normal and not (centre and constrained):
                 common = beta[..., : len(self.coefficients)]
                 shift = common @ jnp.asarray(centre) if centre else 0.0
                 normal_prior = Normal(*prior.on_coordinate)
@@ -286,11 +300,18 @@ class ModelPriors:
         """Return the part that is not quadratic, for parameters laid out as `theta`."""
         entries = self.by_entry(theta)
         terms: list[tuple[ExactTerm, Numbers]] = []
-        bent = dict.fromkeys(type(p) for p in entries if p is not None and not p.quadratic)
-        for kind in (kind for kind in bent if kind is not Horseshoe):
-            where = tuple(at for at, prior in enumerate(entries) if type(prior) is kind)
-            logged = kind.support == "positive"
-            terms.append((Independent(kind, where, logged), _numbers_at(where, entries)))
+        masses = [0.0 if prior is None else prior.log_mass for prior in entries]
+        alike: dict[tuple[type[Prior], Interval | None], list[int]] = {}
+        for at, prior in enumerate(entries):
+            if prior is not None and not prior.is_quadratic and type(prior) is not Horseshoe:
+                within = Interval(*prior.bounds) if prior.is_bounded else None
+                alike.setdefault((type(prior), within), []).append(at)
+        for (kind, within), places in alike.items():
+            numbers = _numbers_at(places, entries)
+            if within is not None:
+                numbers += (np.array([masses[at] for at in places]),)
+            terms.append((Independent(kind, tuple(places), within), numbers))
+        terms += self._centred(theta)
         for k, like in enumerate(self.horseshoes):
             where = tuple(at for at, prior in enumerate(entries) if _alike(prior, like))
             scale, slab, *by_column = _numbers_at(where, entries)
@@ -300,6 +321,27 @@ class ModelPriors:
         if not terms:
             return None
         return ExactPrior(tuple(term for term, _ in terms)), tuple(numbers for _, numbers in terms)
+
+    @cached_property
+    def constrained(self) -> Entries:
+        """The constraints of coefficients whose priors have bounds."""
+        alike: dict[Interval, list[int]] = {}
+        for j, prior in enumerate(self.coefficients):
+            if prior.is_bounded:
+                alike.setdefault(Interval(*prior.bounds), []).append(j)
+        return Entries(tuple((tuple(where), within) for within, where in alike.items()))
+
+    def _centred(self, theta: Theta) -> Iterator[tuple[ExactTerm, Numbers]]:
+        """Yield the priors of intercepts at a point where coefficients have constraints."""
+        places = _places(theta)
+        for name, prior, centre in self.alone:
+            if not (self.constrained and centre):
+                continue
+            beta = places["beta"].reshape(places[name].size, -1)[:, : len(centre)]
+            term = CentredIntercept(
+                _indices(places[name]), tuple(map(_indices, beta)), self.constrained
+            )
+            yield term, (*map(np.asarray, prior.numbers), np.array(centre))
 
     def effects(self, theta: Theta) -> list[tuple[Effects, Numbers]]:
         """Return the terms of groups, in the order of their effects and hyperparameters."""
@@ -337,6 +379,7 @@ class ModelPriors:
             value = prior.draw(rng, (number, *(q if name == "intercept" else ())))
             value = np.log(value) if is_of_exponential(name, prior) else value
             theta[name] = value - (beta @ np.array(centre) if centre else 0.0)
+        beta = np.asarray(self.constrained.free(as_either(beta))) if self.constrained else beta
         drawn = [group.draw(number, rng) for group in self.pooled]
         theta["beta"] = np.concatenate([beta, *(effects for *_, effects in drawn)], axis=-1)
         if drawn:
@@ -355,6 +398,18 @@ class ModelPriors:
             if isinstance(prior, Horseshoe) and not any(_alike(prior, h) for h in like):
                 like.append(prior)
         return tuple(like)
+
+    def start_at(self, beta: np.ndarray) -> np.ndarray:
+        """Return starting values of the coefficients: `beta`, or free values next to a bound."""
+        inside = beta.copy()
+        for j, prior in enumerate(self.coefficients):
+            low, high = prior.bounds
+            if prior.is_bounded:
+                end = low if np.isfinite(low) else high
+                inside[..., j] = end + (0.5 if np.isfinite(low + high) else 0.1) * (
+                    prior.centre - end
+                )
+        return np.asarray(self.constrained.free(as_either(inside))) if self.constrained else beta
 
     def start(self) -> dict[str, Pytree]:
         """Return starting values of the hyperparameters."""
@@ -493,7 +548,7 @@ def _alike(prior: Prior | None, like: Horseshoe) -> bool:
     return isinstance(prior, Horseshoe) and prior.numbers[:2] == like.numbers[:2]
 
 
-def _numbers_at(where: tuple[int, ...], entries: Sequence[Prior | None]) -> tuple[np.ndarray, ...]:
+def _numbers_at(where: Sequence[int], entries: Sequence[Prior | None]) -> tuple[np.ndarray, ...]:
     """Return each argument of the priors of these entries, which have one kind."""
     priors = [prior for prior in map(entries.__getitem__, where) if prior is not None]
     return tuple(np.array([prior.numbers for prior in priors]).T)
