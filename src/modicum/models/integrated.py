@@ -281,6 +281,11 @@ class IntegratedEffects(GroupIntegrals):
                 "a horseshoe prior cannot be combined with effects that are integrated out; make "
                 "the effects explicit (groups=), or give the coefficients another prior."
             )
+        if self.family.constrained:
+            raise SettingError(
+                "coefficients within bounds cannot be combined with effects that are integrated "
+                "out; make the effects explicit (groups=), or leave the bounds out."
+            )
         theta["group_log_sd"] = np.log(np.asarray(self.scales) / PER_COMMON)
         if self.covariance.pairs:
             theta["group_partial"] = np.zeros(self.covariance.pairs)
