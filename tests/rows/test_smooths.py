@@ -131,3 +131,15 @@ def test_by_reads_codes_in_the_order_of_the_fit():
 )
 def test_what_cannot_be_a_smooth_is_refused(term, reason):
     refused((SettingError, DataError), reason.replace("(", r"\("), columns_of, f"y ~ {term}")
+
+
+def test_equal_values_have_the_columns_of_one():
+    x = np.column_stack([np.linspace(0, 1, 40), np.linspace(2, 0, 40) ** 2])
+    times, by = np.arange(40) % 7 + 3, By(("a", "b"), np.arange(40) % 2)
+    again = np.repeat(np.arange(40), times)
+    repeated = By(by.levels, by.codes[again])
+    state = learn_smooth(x, times.astype(float), by, k=5)
+    learned = learn_smooth(x[again], None, repeated, k=5)
+    columns = smooth_columns(state, x, by)
+    np.testing.assert_allclose(smooth_columns(learned, x[again], repeated), columns[again])
+    assert not np.allclose(smooth_columns(learn_smooth(x, None, by, k=5), x, by), columns)

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from modicum.libraries import pandas as pd
 from modicum.rows.coding import Array
 
 State: TypeAlias = dict[str | int, Any]
@@ -166,8 +167,24 @@ def _require_period(x: Array, low: float, high: float) -> None:
         )
 
 
+def _distinct(x: Array) -> tuple[Array, Array]:
+    """Return which distinct row of `x` each row is, and where each of these is first.
+
+    Times of day and distances repeat, and splines take long: millions of rows have thousands.
+    """
+    place = np.zeros(len(x), np.int64)
+    for column in x.T:
+        codes, values = pd.factorize(column)
+        place = pd.factorize(place * len(values) + codes)[0]
+    first = np.empty(place.max(initial=-1) + 1, np.intp)
+    first[place[::-1]] = np.arange(len(x))[::-1]  # of several, the last that is written
+    return place, first
+
+
 def _learned_level(state: State, x: Array, weights: Array, level: str) -> State:
     """Learn the means and spreads of the variables, and of the columns of each block."""
+    place, first_row = _distinct(x)
+    x, weights = x[first_row], np.bincount(place, weights, len(first_row))
     total = weights.sum()
     mean = weights @ x / total
     spread = np.sqrt(weights @ (x - mean) ** 2 / total)
@@ -224,6 +241,10 @@ def smooth_columns(state: Mapping[str | int, Any], x: Array, by: By | None = Non
     A row has numbers in the columns of its level, and zeros in the others; the codes of `by` are
     places among the learned levels.
     """
+    place, first = _distinct(x if by is None else np.column_stack([x, by.codes]))
+    if 2 * len(first) < len(x):
+        few = None if by is None else by._replace(codes=by.codes[first])
+        return np.asarray(smooth_columns(state, x[first], few)[place])
     known = dict(state)
     levels = [known["levels"][name] for name in known["levels"]]
     ends = [(v["lower_bound"], v["upper_bound"]) for v in known["variables"].values()]
