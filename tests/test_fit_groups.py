@@ -127,18 +127,9 @@ def test_slopes_of_a_factor_are_recovered(how):
     u, v = rng.normal(size=(2, groups)) * [[0.5], [1.5]]
     y = 1 + u[g] + (0.7 + v[g]) * (kind == "b") + 0.5 * rng.normal(size=len(g))
     table = pd.DataFrame({"y": y, "kind": kind, "g": g})
-    post = mo.fit(
-        "y ~ kind + (kind | g)",
-        table,
-        mo.models.Gaussian(scale=0.5),
-        groups=how,
-        method="laplace" if how == "explicit" else "nuts",
-        draws=200,
-        tune=200,
-        chains=2,
-        random_seed=1,
-        progressbar=False,
-    )
+    run = SETTINGS | {"method": "laplace" if how == "explicit" else "nuts", "progressbar": False}
+    run |= {"family": mo.models.Gaussian(scale=0.5), "groups": how, "draws": 200, "tune": 200}
+    post = mo.fit("y ~ kind + (kind | g)", table, **run)
     sds = post.summary(["group_sd"])
     truth = {"group_sd[g]": u.std(), "group_sd[g:kind[b]]": v.std()}
     for name, sd in truth.items():  # of the effects that were drawn, so within their noise
@@ -344,12 +335,8 @@ def test_the_factor_of_the_most_levels_is_integrated_out():
     with pytest.raises(mo.SettingError, match=r"2,000 besides the effects of one .*merge levels"):
         multilevel(mo.models.Logistic(), wide, crossed, "explicit")
     many = [mo.models.GroupTerm("carrier", tuple("1a")), mo.models.GroupTerm("plane", ("1", "a"))]
-    crowded = mo.Rows(
-        x=rng.normal(size=(n, 1)),
-        y=rng.random(n) < 0.5,
-        columns=["a"],
-        codes={"plane": codes["plane"], "carrier": rng.integers(0, 900, n)},
-    )
+    codes["carrier"] = rng.integers(0, 900, n)
+    crowded = mo.Rows(x=rng.normal(size=(n, 1)), y=rng.random(n) < 0.5, columns=["a"], codes=codes)
     with pytest.raises(mo.SettingError, match="up to 1000 other parameters"):
         multilevel(mo.models.Logistic(), many, crowded, "integrate")
 

@@ -12,7 +12,6 @@ from modicum.diagnostics import (
     inefficiency,
     relative_computational_time,
 )
-from modicum.diagnostics.convergence import autoregressive_spectrum
 from modicum.errors import SettingError
 
 
@@ -41,26 +40,6 @@ def test_independent_draws_have_inefficiency_1():
 
 def test_negative_correlation_is_better_than_independence():
     assert inefficiency(ar1(-0.5, (1, 100_000), seed=4)) == pytest.approx(1 / 3, rel=0.05)
-
-
-def test_yule_walker_by_hand():
-    """Levinson's recursion against the Yule-Walker equations solved directly."""
-    x = ar1(0.7, (1, 400), seed=6)[0]
-    spectrum, order = autoregressive_spectrum(x[:, None])
-    c = x - x.mean()
-    r = np.array([c[: 400 - k] @ c[k:] / 400 for k in range(27)])
-
-    def spec0(p):
-        toeplitz = r[np.abs(np.subtract.outer(np.arange(p), np.arange(p)))]
-        phi = np.linalg.solve(toeplitz, r[1 : p + 1]) if p else np.zeros(0)
-        v = r[0] - phi @ r[1 : p + 1]
-        return 400 * np.log(v) + 2 * p, v * 400 / (400 - p - 1) / (1 - phi.sum()) ** 2
-
-    criteria = [spec0(p)[0] for p in range(27)]  # floor(10 log10 400) = 26
-    assert order[0] == int(np.argmin(criteria))
-    assert spectrum[0] == pytest.approx(spec0(int(order[0]))[1], rel=1e-9)
-    # negative control: one lag more in the fit is another number
-    assert spectrum[0] != pytest.approx(spec0(int(order[0]) + 1)[1], rel=1e-9)
 
 
 def test_order_cap_misses_a_small_slow_component_that_batch_means_see():

@@ -33,7 +33,7 @@ from modicum.kernels.designs import (
 )
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.gradients import Taylor
-from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
+from modicum.kernels.likelihood_estimates import BlockPoissonTables, Perturbed
 from modicum.kernels.moves import HMCMove
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.methods.weights import sample_on_host
@@ -147,31 +147,6 @@ def test_the_difference_estimate_is_unbiased(six, left_in, right, x64):
         total += chance.prod() * float(log(six.cache(chance, list(u))))
     exact = six.residuals(Z).sum() + float(six.cv.log_proxy(jnp.asarray(Z), six.proxy))
     assert bool(total == pytest.approx(exact, rel=1e-10)) is right
-
-
-@pytest.mark.parametrize(("left_in", "right"), [(False, True), (True, False)])
-def test_the_likelihood_estimate_of_products_is_unbiased(six, left_in, right, x64):
-    """E Lhat is a sum over Poisson numbers of factors; up to three are enumerated."""
-    certain, probability = split(six, left_in)
-    rows = np.flatnonzero(probability)
-    D = six.values(six.cache(probability[rows], rows), Z)
-    estimator, centre = BlockPoisson(4, 1, 1), -0.1
-    always = six.residuals(Z)[certain.row_ids].sum()
-    combine = jax.jit(
-        lambda values, present: estimator.combine(values, present, BlockPoissonTables(centre)).log
-    )
-    each = probability[rows] @ (1 + (D - centre) / 4)
-    for number in range(4):
-        mean = 0.0
-        for u in product(range(len(rows)), repeat=number):
-            values = np.zeros(estimator.parts)
-            values[:number] = D[list(u)]
-            present = np.arange(estimator.parts) < number
-            sign = np.prod(np.sign(1 + (D[list(u)] - centre) / 4)) if number else 1.0
-            mean += probability[rows[list(u)]].prod() * sign * np.exp(combine(values, present))
-        assert mean == pytest.approx(np.exp(centre) * each**number)
-    expected = always + centre + 4 * (each - 1)  # log of the Poisson average of these
-    assert bool(expected == pytest.approx(six.residuals(Z).sum(), rel=1e-10)) is right
 
 
 @pytest.mark.parametrize(("left_in", "right"), [(False, True), (True, False)])

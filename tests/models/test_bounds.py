@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -210,16 +211,15 @@ def _sums_at(bounded, z, t, batch, context):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_the_sum_of_all_bounds_collapses(problem, x64):
-    assert collapsed_error(*PROBLEMS[problem], tuned=True) < 1e-8
-
-
 @pytest.mark.parametrize(
-    "problem", [p if "offset" in p else pytest.param(p, marks=pytest.mark.slow) for p in PROBLEMS]
+    ("problem", "tuned"),
+    [
+        pytest.param(p, tuned, marks=() if tuned or "offset" in p else pytest.mark.slow)
+        for p, tuned in product(PROBLEMS, (True, False))
+    ],
 )
-def test_so_does_that_of_bounds_that_are_not_tuned(problem, x64):
-    assert collapsed_error(*PROBLEMS[problem], tuned=False) < 1e-8
+def test_the_sum_of_all_bounds_collapses(problem, tuned, x64):
+    assert collapsed_error(*PROBLEMS[problem], tuned) < 1e-8
 
 
 def test_a_sum_that_forgets_something_is_caught(x64):

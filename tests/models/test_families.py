@@ -60,12 +60,9 @@ def test_prior_is_independent_normal(scale, x64):
     truth += stats.norm.logpdf(theta["intercept"], 0, 7.0)
     truth += stats.norm.logpdf(theta["log_scale"], 0, 1.5)
     np.testing.assert_allclose(jax.jit(model.log_prior)(theta), truth, rtol=1e-12)
-
-
-def test_softmax_prior_scales_are_by_column(x64):
     model = M.Softmax(prior_scale=[0.5, 2.0], intercept_scale=3.0)
     theta = _theta(model, class_rows(30))
-    truth = stats.norm.logpdf(theta["beta"], 0, np.array([[0.5, 2.0]])).sum()
+    truth = stats.norm.logpdf(theta["beta"], 0, np.array([[0.5, 2.0]])).sum()  # by column
     truth += stats.norm.logpdf(theta["intercept"], 0, 3.0).sum()
     np.testing.assert_allclose(jax.jit(model.log_prior)(theta), truth, rtol=1e-12)
 

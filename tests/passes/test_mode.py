@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import statsmodels.api as sm
 
 import modicum as mo
 from helpers.interrupted import task_of
@@ -36,6 +35,7 @@ def mode_of(model, rows, **kwargs):
 # of many rows, the search starts from a subset
 @pytest.mark.parametrize(("family", "n"), [("poisson", 500), ("logistic", 45_000)])
 def test_mode_is_statsmodels_maximum_likelihood(family, n):
+    sm = pytest.importorskip("statsmodels.api")
     # so wide a prior moves the mode by a relative 1e-11 at most
     wide = {"prior_scale": 1e6, "intercept_scale": 1e6}
     model, rows, kind = {

@@ -61,14 +61,8 @@ def test_weights_repetition_and_order_do_not_matter(tmp_path):
     table = flights()
     weighted = distinct_rows(rows_of(table, weight="times"))
     repeated = table.loc[table.index.repeat(table["times"])].sample(frac=1, random_state=1)
-    store = mo.rows.ingest(
-        repeated,
-        tmp_path / "store",
-        outcome="late",
-        predictors=["carrier", "hour"],
-        dtype="float64",
-        progressbar=False,
-    )
+    roles = {"outcome": "late", "predictors": ["carrier", "hour"], "progressbar": False}
+    store = mo.rows.ingest(repeated, tmp_path / "store", dtype="float64", **roles)
     for other in (rows_of(repeated), store):
         few = contents(distinct_rows(other))
         for name, part in contents(weighted).items():

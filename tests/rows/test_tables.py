@@ -228,24 +228,6 @@ def test_schema_survives_json():
         assert RowsSchema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"columns": [1, 2]},
-        {"columns": None},
-        {"fields": ["x"]},
-        {"fields": {"x": ["four"]}},
-        {"outcome": 3},
-        {"levels": {"carrier": [1]}},
-        {"reference": {}},
-        {"reference": {"carrier": "ZZ", "hour": "5"}},
-    ],
-)
-def test_damaged_schema(change):
-    with pytest.raises(DataError, match="the saved schema of the rows is damaged"):
-        RowsSchema.from_dict({**EXPECTED.to_dict(), **change})
-
-
 def test_columns_of_any_name():
     names = ["a`b`c", "", "`", "x + y", "class", "µ"]
     frame = pd.DataFrame({name: [float(i), 7.0] for i, name in enumerate(names)})
