@@ -53,7 +53,7 @@ def one_update(update, key, proposals, capacity, lights, rate):
     return (number[:, None] == rows).any(0)
 
 
-def wrong_by(update, rate, proposals=N, capacity=N, many=40_000):
+def wrong_by(update, rate, proposals=N, capacity=N, many=20_000):
     """Return the largest error of a state's frequency after an update, in standard errors."""
     right = law(capacity)
     rng = np.random.default_rng(1)

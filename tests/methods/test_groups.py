@@ -62,7 +62,7 @@ def faults(post, truth):
 @pytest.fixture(scope="module")
 def posterior():
     with pytest.warns(mo.ModicumWarning, match=r"hardly distinguish group_sd\[g\] from 0"):
-        return mo.sample(thin_model(), thin(), method=CAREFUL, draws=4_000, tune=500, **RUN)
+        return mo.sample(thin_model(), thin(), method=CAREFUL, draws=2_500, tune=500, **RUN)
 
 
 def test_a_scale_that_data_hardly_tell_from_0_is_right(posterior, truth):

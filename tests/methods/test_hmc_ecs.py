@@ -84,7 +84,7 @@ def decay():
 
 def test_a_nonlinear_custom_model_by_quadrature():
     model, rows = decay()
-    post = mo.sample(model, rows, method="hmc-ecs", **RUN)
+    post = mo.sample(model, rows, method="hmc-ecs", **RUN | {"draws": 1_000})
     # two parameters: a grid gives the answer without any sampling
     centre, wide = flat_draws(post).mean((0, 1)), 6 * flat_draws(post).std((0, 1))
     axes = [np.linspace(c - w, c + w, 81) for c, w in zip(centre, wide, strict=True)]
