@@ -113,7 +113,7 @@ def test_sums_over_rows_are_the_same(model, outcome):
 
 @pytest.fixture(scope="module")
 def fits() -> tuple[mo.Posterior, mo.Posterior]:
-    settings = {"method": "laplace", "draws": 500} | RUN
+    settings = {"method": mo.Laplace(pool=N), "draws": 500} | RUN
     table = flights()
     return tuple(
         mo.fit("late ~ carrier + hour", table, collapse=collapse, **settings)
