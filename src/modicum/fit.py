@@ -30,6 +30,7 @@ from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
+from modicum.rows.formula.parsing import COUNT
 from modicum.rows.reading import Missing, TableFiles, TableRows, read_formula
 from modicum.run.chains import ChainCount, Parallel
 from modicum.sample import RunSettings, draw, repeatable
@@ -263,6 +264,8 @@ def model_for(
     }
     if priors is not None:
         changes["priors"] = priors
+    if encoding.outcome.counted and "counts" in {f.name for f in fields(model)}:
+        changes["counts"] = tuple(name for name in encoding.fields if name.startswith(COUNT))
     if has_classes(model) and changes["modelled"]:
         changes["classes"] = len(encoding.outcome.levels)
         changes["priors"] = _of_each_class(priors or {}, changes["modelled"])
@@ -350,6 +353,17 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
     classes = type(model).decide is not BaseModel.decide
     binary = classes and "classes" not in {f.name for f in fields(model)}
     listed = ", ".join(map(repr, levels[:5])) + (", ..." if len(levels) > 5 else "")
+    reads_counts = "counts" in {f.name for f in fields(model)}
+    if reads_counts and not outcome.counted:
+        raise SettingError(
+            f"{name} needs the counts of three classes or more: write cbind(a, b, c) ~ ...; for "
+            "two use family='binomial', and for one class per row family='softmax'."
+        )
+    if outcome.counted and not reads_counts:
+        raise SettingError(
+            f"the outcome has counts of {len(levels)} classes ({listed}), which {name} does not "
+            "read: use family='multinomial'."
+        )
     if levels and set(levels) != {False, True} and not classes:
         raise SettingError(
             f"the outcome {outcome.expression!r} has levels ({listed}), and {name} needs numbers: "

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 from scipy.special import log_softmax, softmax
+from scipy.stats import multinomial
 
 import modicum as mo
 from modicum.errors import ModicumError, SettingError
@@ -162,3 +163,70 @@ def test_posterior_is_that_of_nuts_on_all_rows(tmp_path):
     assert post.ppc().p > 0.01
     digest = mo.fit("road ~ x + (1 | town)", mo.digest(post, table), "categorical", **RUN)
     assert np.abs(digest.mean("tram.beta") - post.mean("tram.beta")) < 0.02
+
+
+COLOURS = ["red", "blue", "green"]
+
+
+@pytest.fixture(scope="module")
+def counted():
+    rng = np.random.default_rng(6)
+    d = pd.DataFrame({"x": rng.normal(size=50), "town": rng.choice(list("uvw"), 50)})
+    d[COLOURS] = rng.multinomial(rng.integers(0, 9, 50), [0.5, 0.3, 0.2])
+    return d
+
+
+@pytest.mark.parametrize("right", ["x", "x + (1 | town)"])
+@in_double_precision
+def test_counts_are_rows_of_one_outcome_each(counted, right):
+    long = counted.melt(["x", "town"], COLOURS, "colour", "times")
+    long = long.loc[long.index.repeat(long["times"])]
+    long["colour"] = pd.Categorical(long["colour"], COLOURS)
+    t = np.random.default_rng(7).normal(size=(2, 20))
+
+    def rise(formula, table, family):
+        rows = read_formula(formula, table, progressbar=False, by_class=True).rows
+        target = Target.of(model_for(rows, family).model, rows)[0]
+        batch = rows.slice(0, len(rows))
+        log = jax.jit(lambda at: target.log_likelihood(at, batch).sum())
+        return float(log(t[1, : target.size]) - log(t[0, : target.size]))
+
+    found = rise(f"cbind(red, blue, green) ~ {right}", counted, "multinomial")
+    assert found == pytest.approx(rise(f"colour ~ {right}", long, "softmax"), rel=1e-6)
+    assert abs(found - rise(f"cbind(blue, red, green) ~ {right}", counted, "multinomial")) > 1
+
+
+def test_counts_have_the_density_of_scipy_and_are_drawn_from_it():
+    model, eta = mo.models.Multinomial(counts=("b", "c")), np.array([0.3, -0.7])
+    chances = softmax([0.3, -0.7, 0.0])
+    true = multinomial.logpmf([2, 0, 3], 5, chances)
+    y = jnp.array([2.0, 5, 0, 3])  # the first count, their sum, the other counts
+    assert float(model.log_density(jnp.asarray(eta), y)) == pytest.approx(true, rel=1e-5)
+    assert float(model.log_density(jnp.asarray(eta[::-1]), y)) != pytest.approx(true, rel=1e-2)
+    batch = {"trials": np.full(2, 5)}
+    drawn = model.draw_outcomes(np.random.default_rng(8), np.tile(eta, (20_000, 2, 1)), batch)
+    assert np.all(drawn.sum(axis=-1) == 5)
+    np.testing.assert_allclose(drawn.mean(axis=(0, 1)), 5 * chances, atol=0.03)
+
+
+def test_two_counts_are_successes_and_failures(counted):
+    formulas = ["cbind(red, blue) ~ x", "red | trials(red + blue) ~ x"]
+    rows = [read_formula(formula, counted, progressbar=False).rows for formula in formulas]
+    for name in ("y", "trials"):
+        np.testing.assert_array_equal(*(each.slice(0, 50)[name] for each in rows))
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "words"),
+    [
+        ("cbind(red, blue, green) ~ x", "binomial", "counts of 3 classes .* family='multinomial'"),
+        ("cbind(red, blue) ~ x", "multinomial", "counts of three classes or more"),
+        ("red ~ x", "multinomial", r"write cbind\(a, b, c\)"),
+        ("cbind(red, blue, x) ~ x", "multinomial", "whole numbers from 0"),
+        ("cbind(red) ~ x", "multinomial", "two or more counts"),
+        ("cbind(red, blue) | trials(green) ~ x", "binomial", "their sum is the number of trials"),
+    ],
+)
+def test_what_are_no_counts_of_classes_is_refused(counted, formula, family, words):
+    with pytest.raises(ModicumError, match=words):
+        mo.fit(formula, counted, family, **RUN)

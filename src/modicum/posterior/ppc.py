@@ -419,6 +419,7 @@ def _natural_kind(
     if expected is not None and family.decide(expected) is not None:
         return "classes" if expected.ndim == 3 else "calibration"
     _, drawn = next(outcomes(source, rows, 0))
+    _require_comparable(drawn[0], False)  # counts of several classes are not one number either
     if family.simulates and expected is not None and expected.ndim == 2:
         chances = np.all((expected >= 0) & (expected <= 1))
         if chances and all(np.isin(values, (0, 1)).all() for values in (y, drawn)):

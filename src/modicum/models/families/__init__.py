@@ -1,7 +1,13 @@
 """The linear-predictor families, one kind of outcome per file, and their names."""
 
 from modicum.errors import SettingError, suggestion
-from modicum.models.families.classes import AdjacentCategory, Ordinal, Softmax, StoppingRatio
+from modicum.models.families.classes import (
+    AdjacentCategory,
+    Multinomial,
+    Ordinal,
+    Softmax,
+    StoppingRatio,
+)
 from modicum.models.families.counts import NegativeBinomial, Poisson, PoissonRates
 from modicum.models.families.positive import (
     Exponential,
@@ -58,6 +64,7 @@ __all__ = [
     "Logistic",
     "Loglogistic",
     "Lognormal",
+    "Multinomial",
     "NegativeBinomial",
     "Ordinal",
     "Poisson",
@@ -79,7 +86,8 @@ __all__ = [
 FAMILIES: dict[str, type[LinearPredictorModel]] = {
     hyphenated(kind): kind
     for kind in (
-        *(Logistic, Gaussian, GaussianLog, Poisson, StudentT, Softmax, Probit, Cloglog),
+        *(Logistic, Gaussian, GaussianLog, Poisson, StudentT, Softmax, Multinomial),
+        *(Probit, Cloglog),
         *(Binomial, BetaBinomial, Beta, ZeroOneInflatedBeta, NegativeBinomial),
         *(ZeroInflatedPoisson, ZeroInflatedNegativeBinomial, HurdlePoisson),
         *(HurdleNegativeBinomial, Gamma, InverseGaussian, Lognormal, HurdleGamma),
@@ -115,7 +123,7 @@ IDENTITY = (
 )
 REFUSED = {f"{name}identity": IDENTITY.format(name) for name in ("poisson", "gamma")}
 # Names that may mean another model than our family.
-PERHAPS = {"linear": "gaussian", "multinomial": "softmax", "quantile": "asymmetric-laplace"}
+PERHAPS = {"linear": "gaussian", "quantile": "asymmetric-laplace"}
 
 
 def has_classes(family: object) -> bool:

@@ -13,10 +13,10 @@ import numpy as np
 
 from modicum.arrays import log1m_exp, namespace
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
-from modicum.models.families.links import LINKS, bounded_exp, require_link
+from modicum.models.families.links import LINKS, bounded_exp, log_factorial, require_link
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
-from modicum.models.outcome_checks import class_fault, class_names, count_classes
+from modicum.models.outcome_checks import class_fault, class_names, count_classes, count_fault
 from modicum.models.priors.units import Moments
 from modicum.models.separation import find_ordinal_separation, find_separation
 from modicum.rows import Rows
@@ -100,8 +100,13 @@ class Softmax(_Classes):
         """f and its gradient in the q predictors, (rows,) and (rows, q); no more is ever needed."""
         q = eta.shape[-1]
         pi = jnp.exp(eta - jax.nn.logsumexp(self.logits(eta), axis=-1, keepdims=True))
-        hot = jax.nn.one_hot(y.astype(int), q + 1, dtype=eta.dtype)[..., :q]
-        return jax.vmap(self.log_density)(eta, y), hot - pi
+        counts = self.class_counts(eta, y)
+        slope = counts[..., :q] - counts.sum(axis=-1, keepdims=True) * pi
+        return jax.vmap(self.log_density)(eta, y), slope
+
+    def class_counts(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """How often each class occurred in a row, (rows, K)."""
+        return jax.nn.one_hot(y.astype(int), eta.shape[-1] + 1, dtype=eta.dtype)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of each class, the reference last."""
@@ -109,7 +114,7 @@ class Softmax(_Classes):
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns that separate the classes."""
-        if self.modelled:
+        if self.modelled or len(self.outcome_fields) > 1:
             return super().separation(rows, theta)
         intercept = np.asarray(theta["intercept"]) if self.intercept else None
         return find_separation(rows, np.asarray(theta["beta"]), intercept, reversed=False)
@@ -132,6 +137,74 @@ class Softmax(_Classes):
         classes = class_names(rows, self.predictors(rows), "class ")
         named: Labels = {"beta": (classes, tuple(rows.columns))} if rows.columns else {}
         return named | {"intercept": (classes,)}
+
+
+@dataclass(frozen=True, repr=False)
+class Multinomial(Softmax):
+    """Counts of classes among the `trials` of a row, a field; the last class is the reference.
+
+    The probabilities of classes are those of `Softmax`: a row of counts is worth as many rows of
+    one outcome each. A formula has ``cbind(a, b, c) ~ x``.
+
+    Parameters
+    ----------
+    counts
+        Fields of the rows with the counts of all classes but the first, which is the outcome `y`.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> counts = {"y": [3, 0], "b": [1, 2], "c": [0, 2], "trials": [4, 4]}
+    >>> model = mo.models.Multinomial(counts=("b", "c"))
+    >>> model.start(mo.Rows(x=np.zeros((2, 1)), **counts))["beta"].shape
+    (2, 1)
+    """
+
+    counts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", tuple(self.counts))
+        object.__setattr__(self, "outcome_fields", ("y", "trials", *self.counts))
+        if self.counts:
+            object.__setattr__(self, "classes", len(self.counts) + 1)
+        super().__post_init__()
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Sum of y_k log p_k, and the log of the multinomial coefficient."""
+        counts = self.class_counts(eta, y)
+        apart = log_factorial(counts, eta).sum() - log_factorial(counts.sum(), eta)
+        return counts @ jax.nn.log_softmax(self.logits(eta)) - apart
+
+    def class_counts(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """The counts, without their sum."""
+        return jnp.concatenate([y[..., :1], y[..., 2:]], axis=-1).astype(eta.dtype)
+
+    def decide(self, expected: np.ndarray) -> None:  # type: ignore[override]
+        """Predict no class: an outcome has several."""
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw the counts of all classes, (..., K)."""
+        logits = self.logits(eta)
+        chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        trials = np.asarray(batch["trials"]).astype(np.int64)
+        return 1.0 * rng.multinomial(trials, chances / chances.sum(axis=-1, keepdims=True))
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Allow only counts."""
+        return count_fault(y)
+
+    def check_fields(self, chunk: Batch, first: int) -> None:
+        """Refuse counts that are not counts, or whose sum is not the number of trials."""
+        counts = np.stack([np.asarray(chunk[name]) for name in ("y", *self.counts)])
+        trials = np.asarray(chunk["trials"])
+        bad = count_fault(counts)[0].any(axis=0) | (np.sum(counts, axis=0) != trials)
+        if bad.any():
+            at = int(np.argmax(bad))
+            listed = ", ".join(f"{count:g}" for count in counts[:, at])
+            raise DataError(
+                f"row {first + at} has the counts {listed} in {trials[at]:g} trials; they must be "
+                "whole numbers from 0, and the trials their sum."
+            )
 
 
 @dataclass(frozen=True, repr=False)

@@ -48,11 +48,13 @@ class EncodedOutcome:
     """The outcome's expression and, if it is a class, its levels: codes 0, 1, ...
 
     `alphabetical` levels are text that the user has not ordered, so they are not ordered classes.
+    If `counted`, rows hold the number of times each class occurred, here that of the first.
     """
 
     expression: str
     levels: tuple[Level, ...] = ()
     alphabetical: bool = False
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -367,7 +369,7 @@ class Evaluated:
     def encoded_outcome(self, outcome: EncodedOutcome) -> Array:
         """Return outcomes: numbers, or the codes of classes."""
         expression = Expression(outcome.expression)
-        if not outcome.levels:
+        if not outcome.levels or outcome.counted:
             return self.sum([expression])
         places = self._places(expression, expression.label, outcome.levels, False)
         return self._typed(places, expression.label)

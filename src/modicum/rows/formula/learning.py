@@ -16,7 +16,7 @@ from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, evaluate, level_array
-from modicum.rows.formula.parsing import Formula
+from modicum.rows.formula.parsing import COUNT, Formula
 from modicum.rows.formula.smooths import State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.formula.transforms import learned_state
@@ -79,6 +79,7 @@ def learn(
         fields["offset"] = tuple(expression.text for expression in formula.offsets)
     if weight is not None:
         fields["weight"] = (Expression.column(weight).text,)
+    counted = [name.removeprefix(COUNT) for name in fields if name.startswith(COUNT)]
     reading = _Reading(formula, fields, source, weight, drop)
     reading.read()
     factors = [reading.factor(expression) for expression in reading.factors]
@@ -87,7 +88,7 @@ def learn(
         factors=tuple(factors),
         terms=_encoded_terms(formula, factors),
         intercept=formula.predictors[0].intercept,
-        outcome=None if formula.outcome is None else reading.outcome(formula.outcome),
+        outcome=None if formula.outcome is None else reading.outcome(formula.outcome, counted),
         fields=fields,
         others=tuple((other.parameter, other.intercept) for other in formula.predictors[1:]),
         groups=formula.groups,
@@ -298,8 +299,8 @@ class _Reading:
             text, label, names, spans=value.spans, local=min(expression.local, len(names))
         )
 
-    def outcome(self, expression: Expression) -> EncodedOutcome:
-        """Return the encoding of the outcome."""
+    def outcome(self, expression: Expression, counted: Sequence[str]) -> EncodedOutcome:
+        """Return the encoding of the outcome; of counts, with the names of the other classes."""
         if expression.stateful:
             raise SettingError(
                 f"the outcome {expression.text} is learned from the data: compute it first."
@@ -312,6 +313,8 @@ class _Reading:
                 "to explain: check the outcome."
             )
         levels = self._levels(expression) if expression in self._values else ()
+        if counted and not levels:
+            return EncodedOutcome(expression.text, (expression.label, *counted), counted=True)
         return EncodedOutcome(expression.text, levels, self._is_alphabetical(expression, levels))
 
     def _is_alphabetical(self, expression: Expression, levels: Sequence[Level]) -> bool:

@@ -17,6 +17,7 @@ from modicum.libraries import formulaic
 from modicum.rows.formula.expressions import Expression
 
 FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
+COUNT = "count of "  # precedes the name of a class in the name of the field of its counts
 DEEPEST = 50  # brackets inside each other
 OPEN, CLOSE = "([{", ")]}"
 OPERATORS = {"and", "or", "not", "in", "None", "True", "False"}  # keywords that formulas may hold
@@ -339,6 +340,9 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
     if not text.strip():
         return None, ()
     parts = [part for _, part in _split(text, "|")]
+    counts = FIELD.fullmatch(parts[0])
+    if counts is not None and counts[1] == "cbind":
+        return _counts_of(counts[2], parts[0].strip(), len(parts) > 1)
     outcome = Expression(Expression(parts[0].strip()).tidy)
     if len(parts) == 1:
         return outcome, ()
@@ -358,6 +362,25 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
             )
         fields += _fields_of(call[1], call[2])
     return outcome, tuple(fields)
+
+
+def _counts_of(
+    inside: str, call: str, has_fields: bool
+) -> tuple[Expression, tuple[tuple[str, Expression], ...]]:
+    """Return the count of the first class, that of all, and with three classes those of others.
+
+    Two counts, of successes and failures, are ``wins | trials(wins + losses)``.
+    """
+    texts = [text.strip() for _, text in _split(inside, ",")]
+    if has_fields or len(texts) < 2 or not all(texts):
+        raise SettingError(
+            f"the outcome {call!r} must be two or more counts, and nothing after |: their sum is "
+            "the number of trials."
+        )
+    first, *others = [Expression(Expression(text).tidy) for text in texts]
+    total = ("trials", Expression(" + ".join(f"({text})" for text in texts)))
+    further = [(f"{COUNT}{other.label}", other) for other in others]
+    return first, (total, *(further if len(texts) > 2 else ()))
 
 
 def _fields_of(name: str, inside: str) -> list[tuple[str, Expression]]:
