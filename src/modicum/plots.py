@@ -19,9 +19,9 @@ from modicum.posterior.fitted import (
 )
 from modicum.posterior.group_effects import terms_of
 from modicum.posterior.marginal import by_class
-from modicum.posterior.ppc import new_axes, pyplot, survival_table
+from modicum.posterior.ppc import name_axes, new_axes, pyplot, survival_table
 from modicum.posterior.smooth_curves import smooths_of
-from modicum.posterior.summary import added_words, interval_words, prob_of
+from modicum.posterior.summary import added_words, interval_words, percent, prob_of
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def forest(
     ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(scalars)))
     low, middle, high = ends
     _intervals(ax, low, middle, high, written, color=colour_of(post))
-    ax.set_xlabel(f"median and {prob:.0%} interval")
+    ax.set_xlabel(f"median and {percent(prob)} interval")
     ax.grid(axis="x", alpha=0.3)
     return ax
 
@@ -210,8 +210,8 @@ def survival(
     ax.plot(table.index, table["mean"], color=colour, label="posterior")
     kaplan_meier, of_steps = table["kaplan_meier"], {"color": "black", "lw": 1}
     ax.step(table.index, kaplan_meier, where="post", label="Kaplan-Meier", **of_steps)
-    ax.set(xlabel=post.outcome_name(), ylim=(0, 1.02))
-    ax.set_ylabel(f"chance of survival\n{interval_words(prob)}")
+    ax.set_ylim(0, 1.02)
+    name_axes(ax, post.outcome_name(), f"chance of survival\n{interval_words(prob)}")
     ax.legend(frameon=False)
     ax.grid(alpha=0.3)
     return ax
@@ -238,13 +238,13 @@ def _effect(ax: Axes, table: pd.DataFrame, label: str | None, shift: float) -> N
         marker = "o" if len(x) <= MOST_MARKED else ""
         (line,) = ax.plot(x, table["mean"], marker=marker, markersize=3, label=label)
         ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        ax.set(xlabel=str(table.index.name), ylabel=axis)
+        name_axes(ax, str(table.index.name), axis)
         return
     mean, names = table["mean"].to_numpy(), [str(value) for value in table.index]
     _intervals(ax, low, mean, high, names, label=label, shift=shift)
     if low.min() < 0 < high.max():
         ax.axvline(0, color=OTHER, linewidth=0.8)
-    ax.set(ylabel=str(table.index.name), xlabel=axis)
+    name_axes(ax, axis, str(table.index.name))
 
 
 def cost(posteriors: Mapping[str, Posterior], *, ax: Axes | None = None) -> Axes:

@@ -295,6 +295,7 @@ def test_two_columns_are_set_to_all_combinations(by_formula, logistic):
     ax = plots.effect(found)
     assert [line.get_label() for line in ax.lines] == ["ward a", "ward b", "ward c"]
     assert ax.get_ylabel() == "chance of well\nmean and 90% interval"
+    assert ax.yaxis.get_major_formatter()(0.125) == "12.5%"
     grid = logistic.marginal(["dose", "age"])
     assert len(grid) == 50 * 3
     ages = grid.index.get_level_values("age").unique()
@@ -302,7 +303,9 @@ def test_two_columns_are_set_to_all_combinations(by_formula, logistic):
     of_dose = post.marginal(["dose", "ward"], slope=True, draws=60)
     one = post.marginal("dose", table.assign(ward="b"), slope=True, draws=60)
     assert of_dose.loc[("dose", "b"), "mean"] == pytest.approx(one["mean"].item(), rel=1e-6)
-    assert plots.effect(of_dose).get_xlabel().startswith("slope of the chance of well in dose")
+    slopes = plots.effect(of_dose)
+    assert slopes.get_xlabel().startswith("slope of the chance of well in dose")
+    assert "%" not in slopes.xaxis.get_major_formatter()(0.125)
 
 
 def test_a_rate_is_asked_at_an_exposure_of_one():

@@ -1,5 +1,6 @@
 """Reports and notebook displays: complete, safe from injection, with correct lights."""
 
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -109,6 +110,7 @@ def test_the_page_is_whole_and_says_everything(page):
     assert read.tags.count("svg") == read.tags.count("figure") == 4  # three columns and a check
     assert ("class", "light doubtful") in read.attributes
     assert ("aria-label", "chance of late by hour") in read.attributes
+    assert re.search(r"The largest gap is at [\d.]+%: [\d.]+% observed", read.words)
     assert read.words.index("Usable with care") < read.words.index("What each variable does")
     assert len(page) < 1_000_000
 

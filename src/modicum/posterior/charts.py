@@ -14,6 +14,7 @@ from modicum.libraries import pandas as pd
 from modicum.markup import Markup, tag
 from modicum.posterior.marginal import by_class
 from modicum.posterior.ppc import PredictiveCheck
+from modicum.posterior.summary import is_share, percent
 
 WIDTH, HEIGHT = 340, 190  # of a chart on a phone, where it is shown unscaled; between its titles
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 24, 36
@@ -149,7 +150,7 @@ def curve_chart(
         marks += [chart.dot(a, b, "seen", 3) for a, b in zip(x, seen, strict=False)]
     else:
         marks.append(tag("polyline", points=chart.path(list(x), seen), class_="seen-line"))
-    return chart.drawn(marks, _ticks(*chart.x), _ticks(*chart.y))
+    return chart.drawn(marks, _ticks(*chart.x, across), _ticks(*chart.y, up))
 
 
 def interval_chart(
@@ -177,7 +178,7 @@ def interval_chart(
                 size = 3 if named else 1
                 marks.append(chart.dot(middle, i + shift, f"dot c{k % STYLES}", size))
     names = list(enumerate(levels)) if named else []
-    return chart.drawn(marks, _ticks(*chart.x), names)
+    return chart.drawn(marks, _ticks(*chart.x, quantity), names)
 
 
 def check_chart(check: PredictiveCheck) -> Markup:
@@ -200,7 +201,7 @@ def check_chart(check: PredictiveCheck) -> Markup:
         marks.append(chart.dot(k, middle, "dot c0"))
     every_nth = max(1, -(-len(frame) * max(len(str(name)) for name in frame.index) // 40))
     names = [(float(k), str(frame.index[k])) for k in range(0, len(frame), every_nth)]
-    ticks = _ticks(*chart.y)
+    ticks = _ticks(*chart.y, up)
     if check.kind == "counts":
         ticks = [(value, _short(value**2)) for value, _ in ticks]
     return chart.drawn(marks, names, ticks)
@@ -241,12 +242,13 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _ticks(low: float, high: float) -> list[Tick]:
-    """Return a few round numbers from `low` to `high`."""
+def _ticks(low: float, high: float, label: str) -> list[Tick]:
+    """Return a few round numbers from `low` to `high`, of chances and shares in per cent."""
     step = 10.0 ** np.floor(np.log10((high - low) / TICKS))
     step *= next(k for k in (1, 2, 5, 10) if (high - low) / (k * step) <= TICKS + 1)
     first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))
-    return [(float(k * step), _short(k * step)) for k in range(first, last + 1)]
+    words = percent if is_share(label) else _short
+    return [(float(k * step), words(k * step)) for k in range(first, last + 1)]
 
 
 def _short(value: float) -> str:

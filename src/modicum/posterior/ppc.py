@@ -34,6 +34,7 @@ from modicum.posterior.population import (
     table_sample,
 )
 from modicum.posterior.predict import survival_predictor
+from modicum.posterior.summary import is_share, percent
 from modicum.posterior.weighted import unequal, weighted_mean, weighted_quantile
 from modicum.random import Stream, generator
 from modicum.rows.reading import is_tabular, source_of
@@ -61,6 +62,14 @@ def new_axes(ax: Axes | None = None, size: tuple[float, float] = (6.0, 4.0)) -> 
         return ax
     axes: Axes = pyplot().subplots(figsize=size, layout="constrained")[1]
     return axes
+
+
+def name_axes(ax: Axes, across: str, up: str) -> None:
+    """Label both axes, and show chances and shares in per cent."""
+    ax.set(xlabel=across, ylabel=up)
+    for axis, label in ((ax.xaxis, across), (ax.yaxis, up)):
+        if is_share(label):
+            axis.set_major_formatter(lambda value, _: percent(value))
 
 
 Kind = Literal["calibration", "classes", "counts", "ecdf", "quantiles", "residuals"]
@@ -146,7 +155,7 @@ class PredictiveCheck:
         """Plot the check: observed values in black, what the model expects in blue."""
         ax = new_axes(ax)
         across, up = self.labels
-        ax.set(xlabel=across, ylabel=up)
+        name_axes(ax, across, up)
         x, table, label = self.across, self.table, expected_words(self.prob)
         if x is not None:  # shares of ones by their chance, rows by quantile, or a distribution
             ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0)
@@ -196,7 +205,7 @@ class PredictiveCheck:
 
 def expected_words(prob: float) -> str:
     """Say what a check draws beside the observed values."""
-    return f"expected, with {prob:.0%} interval"
+    return f"expected, with {percent(prob)} interval"
 
 
 def ppc(

@@ -388,13 +388,18 @@ def _judged(check: PredictiveCheck) -> str:
     gap = (frame["observed"] - frame["predicted"]).abs()
     at = int(np.argmax(gap / (frame["upper"] - frame["lower"]).clip(lower=1e-9)))
     line, across = frame.iloc[at], check.across
-    where = frame.index[at] if across is None else f"{across[at]:.2g}"
+    calibration = check.kind == "calibration"
+
+    def number(value: float) -> str:
+        return f"{value:.1%}" if calibration else _cell(value)
+
+    where = frame.index[at] if across is None else number(across[at])
     verdict = "look like data" if check.p >= SMALLEST_P else "do not look like data"
     return (
         f"The data {verdict} drawn from this model: of {check.draws} data sets drawn from it, "
         f"{check.p:.0%} differ as much from what it expects (p = {check.p:.2g}; below "
         f"{SMALLEST_P:g} it would miss something). The largest gap is at {where}: "
-        f"{_cell(line['observed'])} observed, {_cell(line['lower'])} to {_cell(line['upper'])} "
+        f"{number(line['observed'])} observed, {number(line['lower'])} to {number(line['upper'])} "
         "expected."
     )
 

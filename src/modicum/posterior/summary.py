@@ -159,6 +159,17 @@ def interval_words(prob: float) -> str:
     return f"mean and {percent(prob)} interval"
 
 
+def is_share(label: str) -> bool:
+    """Whether the axis of this label has chances or shares, which plots show in per cent.
+
+    Examples
+    --------
+    >>> is_share("chance of late"), is_share("slope of the chance of late in hour")
+    (True, False)
+    """
+    return label.startswith(("chance of", "predicted chance of", "share of", "observed share of"))
+
+
 def prob_of(table: pd.DataFrame) -> float:
     """Return the probability of the intervals of a table, by the names of its columns."""
     low, high = (float(name.rstrip("%")) for name in table.columns[2:4])
