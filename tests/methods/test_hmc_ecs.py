@@ -102,14 +102,6 @@ def test_a_nonlinear_custom_model_by_quadrature():
 
 
 @pytest.mark.slow
-def test_a_custom_move():
-    from modicum.kernels.moves import HMCMove
-
-    post = toy.sample(mo.HMCECS(inner=HMCMove(trajectory=1.5)), draws=2000, chains=2, random_seed=3)
-    assert toy.faults(post) == []
-
-
-@pytest.mark.slow
 def test_the_papers_schedule_on_the_toy():
     post = toy.sample(
         mo.HMCECS(tuning="paper", design="weighted"), draws=3000, chains=2, random_seed=4
