@@ -189,18 +189,6 @@ def result_folder(out: Path, overwrite: bool, report: bool) -> Iterator[Callable
     The results of a finished fit are replaced only with `overwrite`; those of one that was killed
     while it wrote them, or before it was done with its checkpoint, are not of a finished one.
     """
-    _make_folder(out)
-    lock = Lock(out / LOCK, f"the folder '{out}'")
-    try:
-        _refuse_results(out, overwrite or lock.left == WRITING, report)
-        yield lambda: lock.leave(WRITING)
-    except BaseException:
-        lock.release() if lock.left == WRITING else lock.remove()
-        raise
-    lock.remove()
-
-
-def _make_folder(out: Path) -> None:
     refuse_uri(out)
     if out.exists() and not out.is_dir():
         raise SettingError(f"'{out}' exists and is not a folder: name another one with --out.")
@@ -212,6 +200,14 @@ def _make_folder(out: Path) -> None:
         ) from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise SettingError(f"'{out}' cannot be written: name another folder with --out.")
+    lock = Lock(out / LOCK, f"the folder '{out}'")
+    try:
+        _refuse_results(out, overwrite or lock.left == WRITING, report)
+        yield lambda: lock.leave(WRITING)
+    except BaseException:
+        lock.release() if lock.left == WRITING else lock.remove()
+        raise
+    lock.remove()
 
 
 def _refuse_results(out: Path, overwrite: bool, report: bool) -> None:

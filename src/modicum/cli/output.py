@@ -194,20 +194,6 @@ def saved_posterior(run: Path) -> Posterior:
     return Posterior.load(path)
 
 
-def encoder_of(run: Path) -> Posterior:
-    """Load the posterior of a fit with a formula, and attach its rows if they are beside it.
-
-    Predictions need them to draw the effects of groups that were integrated out.
-    """
-    post, store = saved_posterior(run), run / "rows"
-    if post.fit_rows is None or post.fit_rows.encoding is None:
-        raise SettingError(
-            "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
-            "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
-        )
-    return replace(post, rows=Rows.open(store)) if store.is_dir() else post
-
-
 def summary_json(post: Posterior, table: pd.DataFrame) -> str:
     """Return the summary, the warnings, the cost and the settings as JSON."""
     lines = {
@@ -259,7 +245,13 @@ def write_predictions(
     if out.is_dir() or (out.exists() and not overwrite):
         raise SettingError(f"{out} already exists: add --overwrite, or name another file.")
     require_writable(out)
-    post = encoder_of(run)
+    post, store = saved_posterior(run), run / "rows"
+    if post.fit_rows is None or post.fit_rows.encoding is None:
+        raise SettingError(
+            "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
+            "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
+        )
+    post = replace(post, rows=Rows.open(store)) if store.is_dir() else post
     kept = _kept_columns(data, encoding, keep)
     predicted = post.predict(TableFiles((data,), encoding), **settings)
     columns = predicted.columns()

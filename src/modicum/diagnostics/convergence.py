@@ -477,13 +477,8 @@ def _normal_scores(a: Floats) -> Floats:
     """Normal quantiles of the ranks of a scalar's values, by Blom's offsets (eq. 14)."""
     from scipy.special import ndtri
 
-    ranks = _ranks(a.reshape(len(a), -1))
-    scores: Floats = ndtri((ranks - 3 / 8) / (ranks.shape[1] + 1 / 4))
-    return scores.reshape(a.shape)
-
-
-def _ranks(x: Floats) -> Floats:
-    """Ranks along the second axis, from 1; ties get their mean rank."""
+    # ranks along the second axis, from 1; ties get their mean rank
+    x = a.reshape(len(a), -1)
     order = np.argsort(x, axis=1)
     ascending = np.take_along_axis(x, order, axis=1)
     places = np.arange(x.shape[1])
@@ -494,7 +489,8 @@ def _ranks(x: Floats) -> Floats:
     last = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
     ranks = np.empty(x.shape)
     np.put_along_axis(ranks, order, (first + last) / 2 + 1, axis=1)
-    return ranks
+    scores: Floats = ndtri((ranks - 3 / 8) / (ranks.shape[1] + 1 / 4))
+    return scores.reshape(a.shape)
 
 
 def _ratio(a: Floats) -> Floats:
@@ -526,18 +522,12 @@ def _effective(a: Floats) -> Floats:
     return np.where(np.ptp(a, axis=(1, 2)) < CONSTANT, total, total / tau)
 
 
-def _fast_length(least: int) -> int:
-    """Return the least 2^k, 3 2^k or 5 2^k that is not below `least`, for a fast transform.
-
-    SciPy has such a function, but importing `scipy.fft` takes longer than the transforms.
-    """
-    return min(factor << (-(-least // factor) - 1).bit_length() for factor in (1, 3, 5))
-
-
 def _autocorrelations(a: Floats) -> Floats:
     """Autocorrelations of each scalar over all chains, (scalar, lag)."""
     chains, n = a.shape[1:]
-    length = _fast_length(2 * n)
+    # the least 2^k, 3 2^k or 5 2^k that is not below 2 n, for a fast transform; SciPy has such a
+    # function, but importing `scipy.fft` takes longer than the transforms
+    length = min(factor << (-(-(2 * n) // factor) - 1).bit_length() for factor in (1, 3, 5))
     means = a.mean(axis=2, keepdims=True)
     transformed = np.fft.rfft(a - means, n=length, axis=2)
     power = (transformed.real**2 + transformed.imag**2).mean(axis=1)

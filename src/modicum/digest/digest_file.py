@@ -63,7 +63,21 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Json] 
 def _checked(
     parts: dict[str, Json], page: dict[str, Json]
 ) -> tuple[dict[str, Any], dict[str, Json] | None]:
-    rows = _checked_rows(Description.from_json(page["description"]), mapping(parts["fields"]))
+    # the rows of the pool, after checking the arrays against the description
+    description = Description.from_json(page["description"])
+    fields, held_fields = mapping(parts["fields"]), dict[str, np.ndarray]()
+    for name, shape in description.fields.items():
+        values, kind = fields.get(name), description.dtypes[name]
+        if not isinstance(values, np.ndarray) or values.shape != (description.n, *shape):
+            raise ValueError(f"the field {name!r} does not have the shape it declares")
+        if values.dtype != kind or (kind.kind == "f" and not np.isfinite(values).all()):
+            raise ValueError(f"the field {name!r} holds something other than numbers")
+        held_fields[name] = values
+    if set(fields) != set(held_fields):
+        raise ValueError("it holds fields that it does not describe")
+    if description.coding is not None and description.coding.fault(held_fields) is not None:
+        raise ValueError("a code is out of range")
+    rows = Rows._at(MemoryBackend(description, held_fields))
     arrays = _checked_arrays(mapping(parts["arrays"]), len(rows))
     units, classes, model = parts["units"], page["classes"], parts["model"]
     columns = len(rows._description.columns)
@@ -80,23 +94,6 @@ def _checked(
         "ledger": Ledger.from_dict(page["ledger"]),
     }
     return held, None if model is None else mapping(model)
-
-
-def _checked_rows(description: Description, fields: dict[str, object]) -> Rows:
-    """Return the rows of the pool, after checking the arrays against the description."""
-    columns: dict[str, np.ndarray] = {}
-    for name, shape in description.fields.items():
-        values, kind = fields.get(name), description.dtypes[name]
-        if not isinstance(values, np.ndarray) or values.shape != (description.n, *shape):
-            raise ValueError(f"the field {name!r} does not have the shape it declares")
-        if values.dtype != kind or (kind.kind == "f" and not np.isfinite(values).all()):
-            raise ValueError(f"the field {name!r} holds something other than numbers")
-        columns[name] = values
-    if set(fields) != set(columns):
-        raise ValueError("it holds fields that it does not describe")
-    if description.coding is not None and description.coding.fault(columns) is not None:
-        raise ValueError("a code is out of range")
-    return Rows._at(MemoryBackend(description, columns))
 
 
 def _checked_arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:

@@ -112,7 +112,10 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
         # divided by the probability with which the row became a candidate
         chance = jax.nn.sigmoid(log_r) / batch.known
         on = (jax.random.uniform(light_key, chance.shape) < chance) & (batch.rows.number < n)
-        bright = first_lit(batch.rows, on, self.capacity, n)
+        # the first rows that are on, as many as there is room for
+        source = jnp.nonzero(on, size=self.capacity, fill_value=0)[0]
+        number = jnp.where(jnp.arange(self.capacity) < jnp.sum(on), batch.rows.number[source], n)
+        bright = Bright(number, jax.tree.map(lambda values: values[source], batch.rows.rows))
         return FlyState(z, bright, start_adaptation(size, self.first_step))
 
     def log_density(self, bright: Bright, context: FlyContext) -> LogDensity:
@@ -306,13 +309,6 @@ def overlap(bright: jax.Array, tried: jax.Array, n: jax.Array | int) -> Overlap:
 def _places(sought: jax.Array, among: jax.Array, n: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     place = jnp.searchsorted(among, sought)
     return place, (among[jnp.minimum(place, len(among) - 1)] == sought) & (sought < n)
-
-
-def first_lit(rows: Bright, on: jax.Array, room: int, n: jax.Array | int) -> Bright:
-    """Return the first `room` of the `rows` that are `on`."""
-    source = jnp.nonzero(on, size=room, fill_value=0)[0]
-    number = jnp.where(jnp.arange(room) < jnp.sum(on), rows.number[source], n)
-    return Bright(number, jax.tree.map(lambda values: values[source], rows.rows))
 
 
 def merge(

@@ -159,7 +159,14 @@ class Anchor:
 
         Its column is the sum of the effects' columns, and so is its row of the Hessian.
         """
-        total, off = _border_distances(ArrowMatrix.of(self.B), of_term)
+        B = ArrowMatrix.of(self.B)  # the sum of the columns of the term, and how far others are
+        hot = np.zeros(B.size)
+        hot[of_term] = 1
+        total = np.asarray(B @ hot)
+        off = np.full(B.size, np.inf)
+        of_levels = np.abs(np.asarray(B.cross) - total[B.big][..., None])
+        of_border = np.abs(np.asarray(B.corner) - total[B.border][:, None]).max(axis=0)
+        off[B.border] = np.maximum(of_levels.max(axis=(0, 1), initial=0.0), of_border)
         if not np.any(total):
             return None
         off[effects] = np.inf
@@ -213,18 +220,6 @@ def _from_arrays(name: str, arrays: dict[str, np.ndarray], form: type[A]) -> np.
     return form(**{f.name: arrays[f"{name}.{f.name}"] for f in fields(form)})
 
 
-def _border_distances(B: ArrowMatrix, of_term: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum of a term's columns, and the distance of each border column from it."""
-    hot = np.zeros(B.size)
-    hot[of_term] = 1
-    total = np.asarray(B @ hot)
-    off = np.full(B.size, np.inf)
-    of_levels = np.abs(np.asarray(B.cross) - total[B.big][..., None]).max(axis=(0, 1), initial=0.0)
-    of_border = np.abs(np.asarray(B.corner) - total[B.border][:, None]).max(axis=0)
-    off[B.border] = np.maximum(of_levels, of_border)
-    return total, off
-
-
 def anchor_at(sums: Sums, t: np.ndarray, purpose: str = "anchor") -> Anchor:
     """Build the anchor at any point, in one pass."""
     flat = flat_prior(sums.target)
@@ -252,7 +247,9 @@ def anchor_at_mode(
     absolute curvature there: they have many modes, which may lie on a kink.
     """
     if sums.target.size > DENSE_LIMIT and sums.target.arrow is None:
-        return _scale_only(sums, start, seed)
+        point = quasi_newton_on_subset(sums, start, seed)
+        value, gradient = sums.gradient(point, "anchor")
+        return Anchor(point, value, gradient, np.zeros((0, 0)), np.ones(len(point)), None, [])
     if not sums.target.model.has_mode:
         return _absolute(sums, start, seed)
     start, (at, record) = _first_mode(sums, start, starts or Starts(), seed, within)
@@ -371,7 +368,31 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
         return []
     full_direction = np.zeros(len(at.point))
     full_direction[entries] = dull.direction
-    return _prior_decides_own_model(at, dull.along, full_direction, sums)
+    # Of a model without columns, the second derivative may hide what the data say. So the
+    # information is that of a quadratic with the same fall of the log-likelihood at one prior sd.
+    ends = sums.values(np.stack([at.point + full_direction, at.point - full_direction]), "anchor")
+    told = float(-(ends.sum() - 2 * at.C))
+    if not told < 1:  # also if NaN, which tells nothing
+        return [
+            ModicumWarning(
+                "not-quadratic",
+                f"along {dull.along} the log-likelihood has almost no second derivative at the "
+                "mode and falls nevertheless (it has a kink there, or its curvature changes fast), "
+                "so the Laplace approximation and Taylor proxies do not hold",
+                "use method='nuts', or write the likelihood with a smooth function",
+                information=told,
+            )
+        ]
+    return [
+        ModicumWarning(
+            "prior-decides",
+            f"the data add next to nothing to what the prior says about {dull.along}, so the "
+            "posterior there is the prior",
+            "choose that prior with care; in a hierarchical model, where the scale of an effect's "
+            "prior is a parameter, this may be as intended",
+            information=told,
+        )
+    ]
 
 
 class Dull(NamedTuple):
@@ -461,39 +482,6 @@ def _compared(
     return (information + information.T) / 2, prior[np.ix_(own, own)], kept_names, places[own]
 
 
-def _prior_decides_own_model(
-    at: Curvature, along: str, direction: np.ndarray, sums: Sums
-) -> list[ModicumWarning]:
-    """Like `_prior_decides`, for a model without columns.
-
-    The second derivative may hide what the data say. So the information is that of a quadratic
-    with the same fall of the log-likelihood at one prior standard deviation to either side.
-    """
-    ends = sums.values(np.stack([at.point + direction, at.point - direction]), "anchor")
-    information = float(-(ends.sum() - 2 * at.C))
-    if not information < 1:  # also if NaN, which tells nothing
-        return [
-            ModicumWarning(
-                "not-quadratic",
-                f"along {along} the log-likelihood has almost no second derivative at the mode and "
-                "falls nevertheless (it has a kink there, or its curvature changes fast), so the "
-                "Laplace approximation and Taylor proxies do not hold",
-                "use method='nuts', or write the likelihood with a smooth function",
-                information=information,
-            )
-        ]
-    return [
-        ModicumWarning(
-            "prior-decides",
-            f"the data add next to nothing to what the prior says about {along}, so the posterior "
-            "there is the prior",
-            "choose that prior with care; in a hierarchical model, where the scale of an effect's "
-            "prior is a parameter, this may be as intended",
-            information=information,
-        )
-    ]
-
-
 def _marginal_sds(precision: np.ndarray) -> np.ndarray:
     """Return the marginal sds of a normal distribution; conditional sds if it is improper."""
     try:
@@ -511,11 +499,3 @@ def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
     least = float(np.min(-diagonal(at.prior_hessian)))
     factor, _ = whitening_factor(at.dense_precision, least=least)
     return Anchor(at.point, at.C, at.A, at.B, factor, None, [])
-
-
-def _scale_only(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
-    point = quasi_newton_on_subset(sums, start, seed)
-    value, gradient = sums.gradient(point, "anchor")
-    empty = np.zeros((0, 0))
-    factor = np.full(len(point), 1.0)
-    return Anchor(point, value, gradient, empty, factor, None, [])

@@ -317,7 +317,10 @@ def curvature_sum(
     corner = (rows.X * total.curved[:, :1]).T @ rows.X
     hessian = xp.block([[corner, cross], [cross.T, total.others]])
     hessian = hessian + total.square - total.mean.T @ total.mean
-    order = np.argsort(_places_in_t(target))
+    # flat indices of the coefficients, then the parameters of the covariance, then extras
+    theta = target.unravel(np.arange(target.size))
+    names = ("beta", "intercept", "group_log_sd", "group_partial", *target.integrated.family.extras)
+    order = np.argsort(np.concatenate([np.ravel(theta[name]) for name in names if name in theta]))
     value = xp.sum(xp.where(present, value, 0.0))
     return value, total.mean.sum(0)[order], hessian[order][:, order]
 
@@ -453,10 +456,3 @@ def covariance_places(target: Target) -> np.ndarray:
     places = target.unravel(np.arange(target.size))
     own = [places[name] for name in ("group_log_sd", "group_partial") if name in places]
     return np.concatenate(own)
-
-
-def _places_in_t(target: Target) -> np.ndarray:
-    """Return flat indices of the coefficients, then the covariance's parameters, then extras."""
-    theta = target.unravel(np.arange(target.size))
-    names = ("beta", "intercept", "group_log_sd", "group_partial", *target.integrated.family.extras)
-    return np.concatenate([np.ravel(theta[name]) for name in names if name in theta])

@@ -76,43 +76,41 @@ def settle(
     moves further than `longest`.
     """
     with one_blas_thread.for_small(len(at.point)):
-        return _settled(at, target, before, longest)
-
-
-def _settled(
-    at: Curvature, target: Target, before: StandInPrior | None, longest: np.ndarray | None
-) -> tuple[Curvature, StandInPrior]:
-    assert target.exact_prior is not None
-    exact, numbers = target.exact_prior
-    _, slope, bent = folded_prior(target, at.point, smooth=True)
-    size = target.likelihood.size  # hyperparameters come after
-    t, information = at.point.copy(), -plus(at.B, bent)
-    V = None if before is None else before.covariance
-    if V is None:
-        like = ArrowMatrix.of(information)
-        V = like.diagonal_like(1 / np.maximum(like.diagonal(), LEAST_INFORMATION))
-    mean, precision = exact.normal_approximation(t, V, numbers)
-    for _ in range(MAX_SETTLING):
-        pull = (at.A + slope - precision @ (at.point - mean))[:size]
-        factored = ArrowCholesky.mending(ArrowMatrix.of(plus(information, precision)).leading(size))
-        V = factored.covariance().extended(V.border, V.diagonal()[size:])
-        towards = factored.solve(pull, np.asarray(V.leading(size).corner))
-        last = t
-        t = np.concatenate([at.point[:size] + towards, t[size:]])
-        t = exact.settle(t, V, numbers)
-        mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
-        if np.all(np.abs(t - last) < SETTLED * np.sqrt(V.diagonal())):
-            break
-    if longest is not None:
-        t[size:] = at.point[size:] + np.clip(t[size:] - at.point[size:], -longest, longest)
-    mean, precision = exact.normal_approximation(t, V, numbers)
-    V = V.leading(size).extended(V.border, 1 / diagonal(precision)[size:])
-    # The pass was made at `at.point`: only the hyperparameters move.
-    moved = np.concatenate([at.point[:size], t[size:]])
-    prior = StandInPrior(target, mean, precision, V)
-    value, gradient, hessian = prior.expanded(moved)
-    at = replace(at, point=moved, log_prior=value, prior_gradient=gradient, prior_hessian=hessian)
-    return at, prior
+        assert target.exact_prior is not None
+        exact, numbers = target.exact_prior
+        _, slope, bent = folded_prior(target, at.point, smooth=True)
+        size = target.likelihood.size  # hyperparameters come after
+        t, information = at.point.copy(), -plus(at.B, bent)
+        V = None if before is None else before.covariance
+        if V is None:
+            like = ArrowMatrix.of(information)
+            V = like.diagonal_like(1 / np.maximum(like.diagonal(), LEAST_INFORMATION))
+        mean, precision = exact.normal_approximation(t, V, numbers)
+        for _ in range(MAX_SETTLING):
+            pull = (at.A + slope - precision @ (at.point - mean))[:size]
+            factored = ArrowCholesky.mending(
+                ArrowMatrix.of(plus(information, precision)).leading(size)
+            )
+            V = factored.covariance().extended(V.border, V.diagonal()[size:])
+            towards = factored.solve(pull, np.asarray(V.leading(size).corner))
+            last = t
+            t = np.concatenate([at.point[:size] + towards, t[size:]])
+            t = exact.settle(t, V, numbers)
+            mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
+            if np.all(np.abs(t - last) < SETTLED * np.sqrt(V.diagonal())):
+                break
+        if longest is not None:
+            t[size:] = at.point[size:] + np.clip(t[size:] - at.point[size:], -longest, longest)
+        mean, precision = exact.normal_approximation(t, V, numbers)
+        V = V.leading(size).extended(V.border, 1 / diagonal(precision)[size:])
+        # The pass was made at `at.point`: only the hyperparameters move.
+        moved = np.concatenate([at.point[:size], t[size:]])
+        prior = StandInPrior(target, mean, precision, V)
+        value, gradient, hessian = prior.expanded(moved)
+        at = replace(
+            at, point=moved, log_prior=value, prior_gradient=gradient, prior_hessian=hessian
+        )
+        return at, prior
 
 
 GRID = np.linspace(-8.0, 6.0, 22)  # in units of the widths by EM, which are too narrow near zero

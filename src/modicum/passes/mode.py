@@ -528,28 +528,29 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
         sums.enter("separation", passes, "density", passes)
         endless = None if separated is None else "the outcome"
     if endless is None:
-        endless = _endless(sums, at, flat, names)
+        # Is there a coefficient along which the likelihood does not fall?
+        precision, places = _information(at)
+        covariance = np.linalg.inv(precision)
+        sd = np.sqrt(np.diag(covariance))
+        ends = np.flatnonzero(flat[places])
+        # the approximate size of the column of each entry; 1 for entries without one
+        sizes = np.ones(sums.target.size)
+        x = sums.rows.slice(0, min(len(sums.rows), 4096)).get("x")
+        if x is not None and x.ndim == 2 and x.shape[1] <= len(sizes):
+            sizes[: x.shape[1]] = np.sqrt(np.mean(np.asarray(x, np.float64) ** 2, axis=0))
+        ends = ends[np.argsort(-sd[ends] * sizes[places][ends])][:LOOKED_AT]
+        steps = FAR_OUT * _columns(at, places[ends]) / sd[ends][:, None]
+        values = sums.values(np.concatenate([at.point + steps, at.point - steps]), "separation")
+        least = at.C - values.reshape(2, -1).max(axis=0)
+        worst = int(np.argmin(least))
+        called = parameter_name(names, int(places[ends[worst]]))
+        endless = f"the outcome along {called}" if least[worst] < FALL else None
     if endless is not None:
         raise ConvergenceError(
             f"the posterior is improper: the likelihood has no maximum, since columns predict "
             f"{endless} perfectly (a level with one outcome only, say), and their priors are flat; "
             "merge or drop them, or give them a prior such as mo.priors.Normal(0, 1)."
         )
-
-
-def _endless(sums: Sums, at: Curvature, flat: np.ndarray, names: tuple[str, ...]) -> str | None:
-    """Return a coefficient along which the likelihood does not fall, as text, if any."""
-    precision, places = _information(at)
-    covariance = np.linalg.inv(precision)
-    sd = np.sqrt(np.diag(covariance))
-    ends = np.flatnonzero(flat[places])
-    ends = ends[np.argsort(-sd[ends] * _sizes(sums)[places][ends])][:LOOKED_AT]
-    steps = FAR_OUT * _columns(at, places[ends]) / sd[ends][:, None]
-    values = sums.values(np.concatenate([at.point + steps, at.point - steps]), "separation")
-    least = at.C - values.reshape(2, -1).max(axis=0)
-    worst = int(np.argmin(least))
-    called = parameter_name(names, int(places[ends[worst]]))
-    return f"the outcome along {called}" if least[worst] < FALL else None
 
 
 def _information(at: Curvature) -> tuple[np.ndarray, np.ndarray]:
@@ -564,12 +565,3 @@ def _columns(at: Curvature, ends: np.ndarray) -> np.ndarray:
     hot = np.zeros((len(ends), len(at.point)))
     hot[np.arange(len(ends)), ends] = 1
     return np.stack([factored.solve(line) for line in hot])
-
-
-def _sizes(sums: Sums) -> np.ndarray:
-    """Return the approximate size of each entry's column; 1 for entries without one."""
-    sizes = np.ones(sums.target.size)
-    x = sums.rows.slice(0, min(len(sums.rows), 4096)).get("x")
-    if x is not None and x.ndim == 2 and x.shape[1] <= len(sizes):
-        sizes[: x.shape[1]] = np.sqrt(np.mean(np.asarray(x, np.float64) ** 2, axis=0))
-    return sizes

@@ -164,25 +164,7 @@ def find_modes(
         at = _mode_of_all_rows(sums, point, within)
         if at is not None and all(_apart(at, mode) for mode in modes):
             modes.append(at)
-    return _weighed(modes)
-
-
-def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature | None:
-    try:
-        at, _ = ascend(sums, point, "other modes", within)
-    except ConvergenceError:
-        return None
-    return at if at.concave and at.gradient_norm < within else None
-
-
-def _apart(at: Curvature, mode: Curvature) -> bool:
-    """Whether two points are several standard deviations apart, by the curvature at either."""
-    away = at.point - mode.point
-    return all(np.linalg.norm(np.linalg.solve(k.whitening[0], away)) > APART for k in (at, mode))
-
-
-def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
-    """Compute Laplace weights; drop points with a weight below 1%, or that are not maxima."""
+    # Laplace weights; points with a weight below 1%, or that are no maxima, are dropped
     logs = []
     for at in modes:
         factor, mended = at.whitening
@@ -197,6 +179,20 @@ def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
     kept = [modes[k] for k in ranked]
     points, factors = [at.point for at in kept], [at.whitening[0] for at in kept]
     return kept, Modes(np.stack(points), share, np.stack(factors))
+
+
+def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature | None:
+    try:
+        at, _ = ascend(sums, point, "other modes", within)
+    except ConvergenceError:
+        return None
+    return at if at.concave and at.gradient_norm < within else None
+
+
+def _apart(at: Curvature, mode: Curvature) -> bool:
+    """Whether two points are several standard deviations apart, by the curvature at either."""
+    away = at.point - mode.point
+    return all(np.linalg.norm(np.linalg.solve(k.whitening[0], away)) > APART for k in (at, mode))
 
 
 def _dispersed(
@@ -277,7 +273,24 @@ class _RowSample:
                 self.distance(end, k) > APART for k in ends if k is not None
             ):
                 ends.append(end)
-        return self._worth_following([end for end in ends[1:] if end is not None])
+        # those worth following, by the rise of the log-posterior and its error
+        points = [end for end in ends[1:] if end is not None]
+        if not points:
+            return []
+        target, rows = self.sums.target, self.sums.rows
+        weight = self.times * rows.slice(0, len(rows)).get("weight", 1.0)
+        at = np.stack([self.centre, *points])
+        values = [*log_likelihoods(target, rows, np.arange(len(rows)), at)]
+        first, *others = weight * np.concatenate(values, axis=1)
+        prior = prior_slope(target, self.centre)[0]
+        gaps = []
+        for point, value in zip(points, others, strict=True):
+            rise = value - first
+            error = 0.0 if self.times == 1 else float(np.std(rise)) * np.sqrt(len(rise))
+            gaps.append(rise.sum() + prior_slope(target, point)[0] - prior + 4 * error)
+        least = -(GAP + 2 * len(self.centre))
+        order = [k for k in np.argsort(-np.array(gaps)) if gaps[k] > least]
+        return [points[k] for k in order[:MOST]]
 
     def climb(self, start: np.ndarray) -> np.ndarray | None:
         """Run L-BFGS from `start` in whitened coordinates; None if the start is not finite."""
@@ -301,26 +314,3 @@ class _RowSample:
         value, gradient = self.sums.gradient(t, "other modes")
         prior, prior_gradient = prior_slope(self.sums.target, t)
         return self.times * value + prior, self.times * gradient + prior_gradient
-
-    def _worth_following(self, points: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the points that may matter in the posterior of all rows, best first.
-
-        Their difference in log-posterior from the first mode has the sampling error of a thousand
-        rows.
-        """
-        if not points:
-            return []
-        target, rows = self.sums.target, self.sums.rows
-        weight = self.times * rows.slice(0, len(rows)).get("weight", 1.0)
-        at = np.stack([self.centre, *points])
-        values = [*log_likelihoods(target, rows, np.arange(len(rows)), at)]
-        first, *others = weight * np.concatenate(values, axis=1)
-        prior = prior_slope(target, self.centre)[0]
-        gaps = []
-        for point, value in zip(points, others, strict=True):
-            rise = value - first
-            error = 0.0 if self.times == 1 else float(np.std(rise)) * np.sqrt(len(rise))
-            gaps.append(rise.sum() + prior_slope(target, point)[0] - prior + 4 * error)
-        least = -(GAP + 2 * len(self.centre))
-        order = [k for k in np.argsort(-np.array(gaps)) if gaps[k] > least]
-        return [points[k] for k in order[:MOST]]

@@ -523,28 +523,6 @@ class Ray(EngineChoice):
             num_cpus=self.cpus, max_restarts=RESTARTS, max_task_retries=-1
         )
         self._actors = [remote.remote(self.cpus) for _ in range(workers)]
-        started, faults = self._started_of(ray, room)
-        if not started:
-            self.close()
-            raise _no_worker(ray, faults, self.cpus)
-        for actor in self._actors:
-            if actor not in started:
-                ray.kill(actor)
-        self._actors = started
-        if len(started) < workers:
-            reason = f" ({first_line(faults[0])})" if faults else ""
-            say(
-                f"only {len(started)} of {workers} workers of {self.cpus} cores could be started "
-                f"on the Ray cluster{reason}; they do all the work",
-                progressbar,
-            )
-
-    def _started_of(self, ray: ModuleType, room: int) -> tuple[list[Actor], list[Exception]]:
-        """Wait for the workers; return those that answer, and why others failed.
-
-        If the cluster has less room than the `room` it had, a node was lost, and workers that the
-        other nodes have no room for are not waited for.
-        """
         waiting = {actor.ready.remote(): actor for actor in self._actors}
         started: list[Actor] = []
         faults: list[Exception] = []
@@ -560,7 +538,20 @@ class Ray(EngineChoice):
                     faults.append(error)
             if started and len(started) >= self._room(ray) < room:
                 break
-        return started, faults
+        if not started:
+            self.close()
+            raise _no_worker(ray, faults, self.cpus)
+        for actor in self._actors:
+            if actor not in started:
+                ray.kill(actor)
+        self._actors = started
+        if len(started) < workers:
+            reason = f" ({first_line(faults[0])})" if faults else ""
+            say(
+                f"only {len(started)} of {workers} workers of {self.cpus} cores could be started "
+                f"on the Ray cluster{reason}; they do all the work",
+                progressbar,
+            )
 
     def _room(self, ray: ModuleType) -> int:
         """Return the number of workers that all cores of the cluster make, at least 1."""
@@ -572,7 +563,8 @@ class Ray(EngineChoice):
             cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus)
             sized = {} if self.object_store is None else {"object_store_memory": self.object_store}
             # By default Ray starts its workers at niceness 15, where they get only idle time.
-            os.environ.setdefault("RAY_worker_niceness", str(_niceness()))
+            niceness = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
+            os.environ.setdefault("RAY_worker_niceness", str(niceness))
             try:
                 ray.init(num_cpus=cores, include_dashboard=False, **sized, **quiet)
             except Exception as error:  # Ray raises many kinds, depending on what is missing
@@ -581,32 +573,21 @@ class Ray(EngineChoice):
                     "some memory and cores, or use mo.engines.Local()."
                 ) from None
             return
-        _require_answer(self.address)
+        if self.address not in ("auto", "local"):
+            host, colon, port = self.address.removeprefix("ray://").rpartition(":")
+            if not colon or not host or not port.isdigit():
+                raise SettingError(
+                    f"{self.address!r} is not the address of a Ray cluster: give 'auto', "
+                    "'host:port' or 'ray://host:port'."
+                )
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), REACHED).close()
+            except (OSError, OverflowError) as error:
+                raise _no_cluster(self.address, str(error)) from None
         try:
             ray.init(address=self.address, **quiet)
         except Exception as error:  # Ray raises many kinds, depending on what does not answer
             raise _no_cluster(self.address, str(error)) from None
-
-
-def _niceness() -> int:
-    """Return the niceness of this process; 0 if the system has no such concept."""
-    return os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
-
-
-def _require_answer(address: str) -> None:
-    """Refuse an address where nothing listens: Ray would retry for minutes."""
-    if address in ("auto", "local"):
-        return
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise SettingError(
-            f"{address!r} is not the address of a Ray cluster: give 'auto', 'host:port' or "
-            "'ray://host:port'."
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACHED).close()
-    except (OSError, OverflowError) as error:
-        raise _no_cluster(address, str(error)) from None
 
 
 def _no_cluster(address: str, reason: str) -> SettingError:

@@ -138,7 +138,15 @@ def require_exact(values: Array, dtype: DType, labels: Sequence[str], rows: RowN
     `values` has one entry of its first axis per row, with a label for each number in it.
     """
     if dtype.kind == "u":
-        _require_bytes(values, labels, rows)
+        flat = values.reshape(-1)
+        if values.dtype not in (np.dtype(np.uint8), np.dtype(bool)) and flat.size != 0:
+            bad = ~((flat >= 0) & (flat <= 255) & (flat == np.floor(flat)))  # NaN is bad too
+            if bad.any():
+                row, column = divmod(int(np.argmax(bad)), len(labels))
+                raise DataError(
+                    f"column {labels[column]!r} holds {flat[np.argmax(bad)]} in row {rows[row]}, "
+                    "but dtype='uint8' holds whole numbers from 0 to 255 only: leave dtype out."
+                )
         return
     if values.dtype.kind not in "iu":
         return
@@ -165,19 +173,6 @@ def require_exact(values: Array, dtype: DType, labels: Sequence[str], rows: RowN
         f"which {dtype.name} "
         f"cannot hold exactly: {advice} (or leave it out, if it is an identifier)."
     )
-
-
-def _require_bytes(values: Array, labels: Sequence[str], rows: RowNumbers) -> None:
-    flat = values.reshape(-1)
-    if values.dtype in (np.dtype(np.uint8), np.dtype(bool)) or flat.size == 0:
-        return
-    bad = ~((flat >= 0) & (flat <= 255) & (flat == np.floor(flat)))  # NaN is bad too
-    if bad.any():
-        row, column = divmod(int(np.argmax(bad)), len(labels))
-        raise DataError(
-            f"column {labels[column]!r} holds {flat[np.argmax(bad)]} in row {rows[row]}, "
-            "but dtype='uint8' holds whole numbers from 0 to 255 only: leave dtype out."
-        )
 
 
 class WeightCheck:

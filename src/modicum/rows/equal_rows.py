@@ -86,7 +86,11 @@ def distinct_rows(rows: Rows, always: bool = False) -> Rows | None:
     looks = () if always else (look for look in LOOKS if look[0] < len(rows))
     try:
         for size, most in looks:
-            if len(_counted(about, [_sample(rows, size)], 1.0).hashed) > most * size:
+            each = size // BLOCKS  # rows of evenly spaced blocks
+            starts = np.linspace(0, len(rows) - each, BLOCKS).astype(int)
+            parts = [rows.slice(int(start), int(start) + each) for start in starts]
+            sample = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            if len(_counted(about, [sample], 1.0).hashed) > most * size:
                 return None
         most = 1.0 if always else MOST_DISTINCT
         found = _counted(about, rows.chunks(CHUNK), most)
@@ -102,14 +106,6 @@ def distinct_rows(rows: Rows, always: bool = False) -> Rows | None:
     about = replace(about, n=len(order), fields={**about.fields, "weight": ()})
     arrays = {name: part[order] for name, part in found.fields.items()} | {"weight": weight}
     return Rows._at(MemoryBackend(about, {k: v.astype(about.dtypes[k]) for k, v in arrays.items()}))
-
-
-def _sample(rows: Rows, size: int) -> dict[str, Array]:
-    """Return `size` rows: evenly spaced blocks."""
-    each = size // BLOCKS
-    starts = np.linspace(0, len(rows) - each, BLOCKS).astype(int)
-    parts = [rows.slice(int(start), int(start) + each) for start in starts]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _counted(about: Description, chunks: Iterable[dict[str, Array]], most: float) -> _Counted:

@@ -131,7 +131,12 @@ class Listing(NamedTuple):
             raise DataError(f"there is no file at {called}: check the path.")
         remote = any(map(is_remote, places))
         listing = cls(systems[0], files, _common(places, bases), called, remote)
-        listing._refuse_twice()
+        names = [str(name) for name, *_ in listing.identity]
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            raise SettingError(
+                f"{twice} is in the list twice, so its rows would count twice: name it once."
+            )
         return listing
 
     @property
@@ -144,15 +149,6 @@ class Listing(NamedTuple):
         """Name, size and modification time of every file, which change when the data do."""
         names = self.paths if self.remote else map(os.path.realpath, self.paths)
         return [[name, f.size, f.mtime_ns] for name, f in zip(names, self.files, strict=True)]
-
-    def _refuse_twice(self) -> None:
-        """Refuse a list that names a file twice: its rows would count twice."""
-        names = [str(name) for name, *_ in self.identity]
-        twice = next((name for name, count in Counter(names).items() if count > 1), None)
-        if twice is not None:
-            raise SettingError(
-                f"{twice} is in the list twice, so its rows would count twice: name it once."
-            )
 
     @property
     def holds_columns(self) -> bool:

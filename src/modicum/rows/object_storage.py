@@ -262,24 +262,21 @@ class RemoteBackend(ShardedBackend):
                 distinct[first:last] - start
             ]
 
-        for _ in self._pool.map(read, self._requests(distinct)):
-            pass
-        return self.description.split(block[place.reshape(row_ids.shape)])
-
-    def _requests(self, row_ids: Array) -> list[tuple[int, int]]:
-        """Split sorted row numbers into ranges, each of close rows in one shard."""
+        # ranges of close rows in one shard
         size = self.description.row_bytes
-        shard = np.searchsorted(self._starts, row_ids, side="right")
-        apart = (np.diff(row_ids) * size > NEAR) | (np.diff(shard) > 0)
-        cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(row_ids)]
+        shard = np.searchsorted(self._starts, distinct, side="right")
+        apart = (np.diff(distinct) * size > NEAR) | (np.diff(shard) > 0)
+        cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(distinct)]
         requests = []
         for first, last in pairwise(cuts):
             at = first
             while at < last:  # at most PIECE bytes per request
-                end = np.searchsorted(row_ids[:last], row_ids[at] + max(1, PIECE // size))
+                end = np.searchsorted(distinct[:last], distinct[at] + max(1, PIECE // size))
                 requests.append((at, int(end)))
                 at = int(end)
-        return requests
+        for _ in self._pool.map(read, requests):
+            pass
+        return self.description.split(block[place.reshape(row_ids.shape)])
 
     def _piece(self, shard: int, start: int, stop: int) -> Array:
         return self._files[shard].between(start, stop)

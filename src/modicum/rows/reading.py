@@ -326,8 +326,24 @@ def read_formula(
     first = _source(data, encoding, ())
     taken = [name for name in (offset, weights, *first.roles) if name is not None]
     parsed = _with_offset(parse(formula, first.names, taken), offset)
-    _refuse_ignored(first.roles, parsed, weights)
-    source = first.with_text(_level_columns(parsed))
+    used = {weights, *(name for expression in parsed.expressions for name in expression.names)}
+    for role in first.roles:
+        if role not in used:
+            remedy = WEIGHTS.format(role) if role == "weight" else f"pass {argument(role, role)}"
+            raise SettingError(
+                f"the rows have a field {role!r}, which this fit would ignore: {remedy}, or make "
+                "the rows without it."
+            )
+    # Columns used only in C(...) or as groups are text in a CSV file, in which 01234 is not 1234.
+    levels = [name for group in parsed.groups for name in group.group]
+    computed: set[str] = set()
+    for expression in parsed.expressions:
+        call = expression.categorical
+        if call is not None and call.inner.bare is not None:
+            levels.append(call.inner.bare)
+        else:
+            computed.update(expression.names)
+    source = first.with_text([name for name in dict.fromkeys(levels) if name not in computed])
     cache = None
     if store is None and source.remote:
         settings = (str(formula), offset, weights, missing, str(dtype), by_class)
@@ -443,34 +459,6 @@ def _with_offset(formula: Formula, offset: str | None) -> Formula:
     return replace(formula, offsets=offsets)
 
 
-def _refuse_ignored(roles: Sequence[str], formula: Formula, weight: str | None) -> None:
-    """Refuse to leave out an offset or a weight that rows made elsewhere have."""
-    used = {weight, *(name for expression in formula.expressions for name in expression.names)}
-    for role in roles:
-        if role not in used:
-            remedy = WEIGHTS.format(role) if role == "weight" else f"pass {argument(role, role)}"
-            raise SettingError(
-                f"the rows have a field {role!r}, which this fit would ignore: {remedy}, or make "
-                "the rows without it."
-            )
-
-
-def _level_columns(formula: Formula) -> list[str]:
-    """Return the columns used only in C(...) or as groups.
-
-    In a CSV file they are read as text, in which "01234" and "1234" differ.
-    """
-    levels = [name for group in formula.groups for name in group.group]
-    computed: set[str] = set()
-    for expression in formula.expressions:
-        call = expression.categorical
-        if call is not None and call.inner.bare is not None:
-            levels.append(call.inner.bare)
-        else:
-            computed.update(expression.names)
-    return [name for name in dict.fromkeys(levels) if name not in computed]
-
-
 def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:
     if isinstance(data, TableFiles):
         places = data.places
@@ -512,7 +500,18 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
     is_sorted = own is not None and bool(np.all(own[1:] >= own[:-1]))
     if not encoding.drops and not is_sorted:
         return None
-    numbers, codes = _kept(encoding, table, field)
+    source = source_of(table, encoding)
+    # A column may have been taken out of the table since.
+    needed = [name for name in encoding.needed() if encoding.drops and name in source.names]
+    factors = [
+        g for g in encoding.groupings if g.field == field and {*g.columns} <= {*source.names}
+    ]
+    columns = list(dict.fromkeys([*needed, *(name for g in factors for name in g.columns)]))
+    parts, coded = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for part, _ in complete_rows(source.batches(columns), columns, encoding.drops):
+        parts.append(part.row_ids)
+        coded += [group.places(part) for group in factors]
+    numbers, codes = np.concatenate(parts), np.concatenate(coded)
     if len(numbers) != len(rows):
         return None
     if is_sorted:  # by a stable sort, which keeps the table's order within a group
@@ -524,19 +523,3 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
 def whole_field(rows: Rows, name: str) -> Array:
     """Return one field of all rows, without loading their other fields into memory."""
     return np.concatenate([np.array(chunk[name]) for chunk in rows.chunks(CHUNK)])
-
-
-def _kept(encoding: FormulaEncoding, table: object, field: str | None) -> tuple[Array, Array]:
-    """Return the numbers of the table rows that a fit keeps, and the codes of their factor."""
-    source = source_of(table, encoding)
-    # A column may have been taken out of the table since.
-    needed = [name for name in encoding.needed() if encoding.drops and name in source.names]
-    factors = [
-        g for g in encoding.groupings if g.field == field and {*g.columns} <= {*source.names}
-    ]
-    columns = list(dict.fromkeys([*needed, *(name for g in factors for name in g.columns)]))
-    numbers, codes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for part, _ in complete_rows(source.batches(columns), columns, encoding.drops):
-        numbers.append(part.row_ids)
-        codes += [group.places(part) for group in factors]
-    return np.concatenate(numbers), np.concatenate(codes)

@@ -169,7 +169,23 @@ class Rows:
                 raise SettingError(
                     "like= already determines the columns: leave the other column arguments out."
                 )
-            return _encode_like(table, like, dtype)
+            # as a fit or other rows are, with the outcome if the table has one
+            fit = getattr(like, "fit_rows", like)
+            schema = fit if isinstance(fit, RowsSchema) else getattr(fit, "schema", None)
+            if not isinstance(schema, RowsSchema):
+                raise SettingError(
+                    f"like must be a posterior, rows or their schema, not a {type(like).__name__}."
+                )
+            if dtype is not None or not is_table(table):
+                raise SettingError(
+                    "with like=, pass a data frame or an Arrow table, and leave dtype out."
+                )
+            names = TableSource(table).names
+            needed: Sequence[str | None] = [schema.outcome]
+            if schema.encoding is not None:
+                others = schema.encoding.needed(outcome=False)
+                needed = [name for name in schema.encoding.needed() if name not in others]
+            return Rows.from_table_like(table, schema, all(name in names for name in needed))
         if not is_table(table):
             raise SettingError(
                 f"from_table takes a pandas, polars or pyarrow table, not {type(table).__name__}: "
@@ -228,7 +244,14 @@ class Rows:
         as_coded = coding if factors else None
         if as_coded is not None and is_table(named.get("x")):  # named columns, in any order
             names = [schema.columns[place] for place in as_coded.dense]
-            named["x"] = _columns_of(TableSource(named["x"]), names)
+            source = TableSource(named["x"])
+            for name in names:
+                if name not in source.names:
+                    raise DataError(
+                        f"the rows lack the column {name!r}, which the rows of the fit had: "
+                        f"{names_like(name, source.names)}"
+                    )
+            named["x"] = source.table(names)
         levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
         field_set = FieldSet(named, named.pop("columns", None), dtype, factors, levels)
         if as_coded is not None:
@@ -527,35 +550,6 @@ class Rows:
         columns = tag("div", f"columns: {first_columns}{more}") if self.columns else None
         title = f"{len(self):,} rows, {_size(self.nbytes)} {self._backend.where}"
         return box(tag("b", title), table(("field", "per row", "type"), lines), columns)
-
-
-def _encode_like(table: object, like: object, dtype: object) -> Rows:
-    """Encode a table by a fit or by other rows, with its outcome if it has one."""
-    fit = getattr(like, "fit_rows", like)
-    schema = fit if isinstance(fit, RowsSchema) else getattr(fit, "schema", None)
-    if not isinstance(schema, RowsSchema):
-        raise SettingError(
-            f"like must be a posterior, rows or their schema, not a {type(like).__name__}."
-        )
-    if dtype is not None or not is_table(table):
-        raise SettingError("with like=, pass a data frame or an Arrow table, and leave dtype out.")
-    names = TableSource(table).names
-    needed: Sequence[str | None] = [schema.outcome]
-    if schema.encoding is not None:
-        others = schema.encoding.needed(outcome=False)
-        needed = [name for name in schema.encoding.needed() if name not in others]
-    return Rows.from_table_like(table, schema, all(name in names for name in needed))
-
-
-def _columns_of(source: TableSource, names: Sequence[str]) -> object:
-    """Return the named columns of a table, in this order."""
-    for name in names:
-        if name not in source.names:
-            raise DataError(
-                f"the rows lack the column {name!r}, which the rows of the fit had: "
-                f"{names_like(name, source.names)}"
-            )
-    return source.table(names)
 
 
 class NotFinite(NamedTuple):

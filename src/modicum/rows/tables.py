@@ -219,26 +219,21 @@ class FileSource(DatasetSource):
             if count is not None and first >= count:
                 first -= count
                 continue
-            self._check_folder_names(fragment, columns)
+            values = _folder_values(fragment)
+            own = fragment.physical_schema
+            unchecked = [
+                own.field(name)
+                for name in columns
+                if name in values and name in own.names and (fragment.path, name) not in self._agree
+            ]
+            if unchecked:
+                alone = fragment.format.make_fragment(fragment.path, fragment.filesystem)
+                for batch in self._file_batches(alone, pa.schema(unchecked)):
+                    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                        _refuse_contradiction(fragment.path, name, column, values[name])
+                self._agree.update((fragment.path, field.name) for field in unchecked)
             yield from self._file_batches(fragment, schema, first)
             first = 0 if count is not None or not first else max(0, first - fragment.count_rows())
-
-    def _check_folder_names(self, fragment: pa.dataset.Fragment, columns: Sequence[str]) -> None:
-        """Refuse a file whose columns contradict the names of its folders; read them once."""
-        values = _folder_values(fragment)
-        own = fragment.physical_schema
-        unchecked = [
-            own.field(name)
-            for name in columns
-            if name in values and name in own.names and (fragment.path, name) not in self._agree
-        ]
-        if not unchecked:
-            return
-        alone = fragment.format.make_fragment(fragment.path, fragment.filesystem)
-        for batch in self._file_batches(alone, pa.schema(unchecked)):
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                _refuse_contradiction(fragment.path, name, column, values[name])
-        self._agree.update((fragment.path, field.name) for field in unchecked)
 
     def _file_batches(
         self, fragment: pa.dataset.Fragment, schema: pa.Schema, first: int = 0

@@ -76,7 +76,11 @@ class Checkpoint:
             raise SettingError(f"the checkpoint '{self.folder}' is a file; name a folder.")
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._refuse_other_files()
+            others = (p.suffix not in OURS or p.is_dir() for p in self.folder.iterdir())
+            if not (self.folder / INDEX).exists() and any(others):
+                raise SettingError(
+                    f"the checkpoint folder '{self.folder}' holds other files; choose an empty one."
+                )
             self._lock = Lock(self.folder / LOCK, f"the checkpoint in '{self.folder}'")
         try:
             self.index = self._read_index()
@@ -93,14 +97,6 @@ class Checkpoint:
     def close(self) -> None:
         """Release the folder."""
         self._lock.release()
-
-    def _refuse_other_files(self) -> None:
-        if (self.folder / INDEX).exists():
-            return
-        if any(p.suffix not in OURS or p.is_dir() for p in self.folder.iterdir()):
-            raise SettingError(
-                f"the checkpoint folder '{self.folder}' holds other files; choose an empty one."
-            )
 
     def _read_index(self) -> _Index:
         path = self.folder / INDEX

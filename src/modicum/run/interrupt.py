@@ -152,7 +152,14 @@ def within_limits() -> Iterator[None]:
 
     The compiler aborts the process if it cannot get memory, so a run with too little is refused.
     """
-    _refuse_small_room()
+    limit, used = memory_limit(), _address_space()
+    needed = COMPILER + COMPILER_PER_CORE * (os.cpu_count() or 1)
+    if limit is not None and used is not None and limit - used < needed:
+        raise ResourceError(
+            f"this process is limited to {limit // 1024:,} kB of address space (ulimit -v), of "
+            f"which {max(0, limit - used) // 1024:,} kB are left, and compiling needs about "
+            f"{needed // 1024:,} kB: raise the limit."
+        )
     try:
         yield
     except MemoryError as error:
@@ -167,17 +174,6 @@ def within_limits() -> Iterator[None]:
         if error.errno not in DISK_FULL:
             raise
         raise full_disk(error.filename) from error
-
-
-def _refuse_small_room() -> None:
-    limit, used = memory_limit(), _address_space()
-    needed = COMPILER + COMPILER_PER_CORE * (os.cpu_count() or 1)
-    if limit is not None and used is not None and limit - used < needed:
-        raise ResourceError(
-            f"this process is limited to {limit // 1024:,} kB of address space (ulimit -v), of "
-            f"which {max(0, limit - used) // 1024:,} kB are left, and compiling needs about "
-            f"{needed // 1024:,} kB: raise the limit."
-        )
 
 
 def _address_space() -> int | None:

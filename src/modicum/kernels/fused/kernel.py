@@ -179,7 +179,17 @@ class FusedKernel:
         positions, stats, last, places = self.launch(shape, length, inputs)
         at = places[:, : shape.subsample, None]
         held = jnp.take_along_axis(inputs[1], at, axis=1)
-        chosen = _cached_rows(held, state.subsample, size, shape.width)
+        extras = held[..., shape.width :]  # rows of the pool become cached rows again
+        parts = {
+            "rows": held[..., :size],
+            "eta": extras[..., ETA],
+            "y": extras[..., OUTCOME],
+            "scale": extras[..., SCALE],
+            "taylor": extras[..., TAYLOR : TAYLOR + TERMS],
+        }
+        chosen = state.subsample._replace(
+            **{name: x.astype(state.subsample.eta.dtype) for name, x in parts.items()}
+        )
         z = last[:, :size].astype(jnp.float64)
         cv, tables = self.plain.control_variate, context.estimator
         values = jax.vmap(lambda rows, z: cv.values(rows, z, context.proxy))(chosen, z)
@@ -288,16 +298,3 @@ def _pool_rows(cached: LinearRows, width: int) -> jax.Array:
     )
     columns = _padded(jnp.asarray(cached.rows, jnp.float32), width)
     return jnp.concatenate([columns, _padded(extras.astype(jnp.float32), EXTRAS)], axis=-1)
-
-
-def _cached_rows(pool: jax.Array, like: LinearRows, size: int, width: int) -> LinearRows:
-    """Convert rows of a pool back to cached rows, with the dtype of `like`."""
-    extras = pool[..., width:]
-    parts = {
-        "rows": pool[..., :size],
-        "eta": extras[..., ETA],
-        "y": extras[..., OUTCOME],
-        "scale": extras[..., SCALE],
-        "taylor": extras[..., TAYLOR : TAYLOR + TERMS],
-    }
-    return like._replace(**{name: x.astype(like.eta.dtype) for name, x in parts.items()})

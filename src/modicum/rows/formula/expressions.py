@@ -319,7 +319,13 @@ call functions by name only, as in log(x): compute such a column first.
         """Refuse operations that the interpreter does not support."""
         operators = [getattr(node, "op", None), *getattr(node, "ops", ())]
         if isinstance(node, ast.Compare):
-            self._refuse_unbracketed(node)
+            for part in (node.left, *node.comparators):
+                if isinstance(part, ast.BinOp) and type(part.op) in LOGICAL:
+                    raise SettingError(
+                        f"the formula holds {self.source(node)[:80]!r}, where & and | are computed "
+                        "before the comparison: put brackets around every comparison, as in "
+                        "(x > 1) & (z > 2)."
+                    )
         if isinstance(node, ast.Call):
             self._check_call(node)
         if isinstance(node, ast.BoolOp) or isinstance(operators[0], ast.Not):
@@ -340,16 +346,6 @@ call functions by name only, as in log(x): compute such a column first.
                 f"the formula holds {self.source(node)[:80]!r}, which formulas do not support: "
                 "compute such a column first."
             )
-
-    def _refuse_unbracketed(self, node: ast.Compare) -> None:
-        """Refuse ``x > 1 & z > 2``, which in Python, unlike R, is ``x > (1 & z) > 2``."""
-        for part in (node.left, *node.comparators):
-            if isinstance(part, ast.BinOp) and type(part.op) in LOGICAL:
-                raise SettingError(
-                    f"the formula holds {self.source(node)[:80]!r}, where & and | are computed "
-                    "before the comparison: put brackets around every comparison, as in "
-                    "(x > 1) & (z > 2)."
-                )
 
     def _check_call(self, call: ast.Call) -> None:
         name = function_of(call)

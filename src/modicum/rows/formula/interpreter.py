@@ -143,7 +143,11 @@ class _Interpreter:
             inner = self._number(node.operand)
             return np.negative(inner) if isinstance(node.op, ast.USub) else inner
         if isinstance(node, ast.Compare):
-            return self._compare(node)
+            result = np.asarray(True)
+            parts = [node.left, *node.comparators]
+            for op, left, right in zip(node.ops, parts[:-1], parts[1:], strict=True):
+                result = np.logical_and(result, self._compare_two(op, left, right))
+            return np.asarray(result)
         assert isinstance(node, ast.Call), "the check lets nothing else through"
         return self._call(node)
 
@@ -186,13 +190,6 @@ class _Interpreter:
         # As floats: powers of Python integers could grow without bound.
         return value if isinstance(value, np.ndarray) else float(value)
 
-    def _compare(self, node: ast.Compare) -> Array:
-        result = np.asarray(True)
-        parts = [node.left, *node.comparators]
-        for op, left, right in zip(node.ops, parts[:-1], parts[1:], strict=True):
-            result = np.logical_and(result, self._compare_two(op, left, right))
-        return np.asarray(result)
-
     def _compare_two(self, op: ast.cmpop, left: ast.AST, right: ast.AST) -> Array:
         a, b = self.value(left), self.value(right)
         if isinstance(b, LevelArray) and not isinstance(a, LevelArray):
@@ -220,7 +217,18 @@ class _Interpreter:
         if name in SMOOTHS:
             return self._smooth(name, call)
         if name == "censoring":
-            return self._censoring(call.args[0])
+            node = call.args[0]
+            value = self.value(node)
+            if not isinstance(value, LevelArray) or set(value.values) <= {True, False}:
+                return np.asarray(self._number(node), float)
+            unknown = [level for level in value.values if str(level) not in CENSORING]
+            if unknown:
+                raise DataError(
+                    f"{self.expression.source(node)!r} in cens(...) holds {unknown[0]!r}: it must "
+                    f"hold {', '.join(CENSORING)}, or their codes "
+                    f"{', '.join(map(str, CENSORING.values()))}."
+                )
+            return np.array([CENSORING[str(level)] for level in value.values], float)[value.codes]
         if name in STATEFUL:
             return self._transform(name, call)
         assert name is not None
@@ -234,19 +242,6 @@ class _Interpreter:
         except (TypeError, ValueError):
             text = self.expression.source(call)
             raise SettingError(f"{text} cannot be computed: check its arguments.") from None
-
-    def _censoring(self, node: ast.AST) -> Array:
-        """Return codes of censoring, from their names or numbers; True is right-censored."""
-        value = self.value(node)
-        if not isinstance(value, LevelArray) or set(value.values) <= {True, False}:
-            return np.asarray(self._number(node), float)
-        unknown = [level for level in value.values if str(level) not in CENSORING]
-        if unknown:
-            raise DataError(
-                f"{self.expression.source(node)!r} in cens(...) holds {unknown[0]!r}: it must hold "
-                f"{', '.join(CENSORING)}, or their codes {', '.join(map(str, CENSORING.values()))}."
-            )
-        return np.array([CENSORING[str(level)] for level in value.values], float)[value.codes]
 
     def _transform(self, name: str, call: ast.Call) -> Array | ColumnArray:
         """Apply a transform, which learns its state if the rows are all rows."""
@@ -269,7 +264,22 @@ class _Interpreter:
             result = formulaic.transforms.TRANSFORMS[name](data, *options, **words, _state=state)
         if state.keys() != self.states[text].keys():
             raise DataError(f"the encoding of {text} is incomplete: it is damaged, fit again.")
-        return _as_columns(result, len(data))
+        n = len(data)
+        metadata = getattr(result, "__formulaic_metadata__", None)
+        spans = bool(metadata is not None and metadata.spans_intercept)
+        if isinstance(result, dict):
+            if not result:
+                return ColumnArray(np.zeros((n, 0)), (), spans)
+            values = np.column_stack(
+                [np.broadcast_to(np.asarray(v, float), n) for v in result.values()]
+            )
+            return ColumnArray(values, tuple(map(str, result)), spans)
+        array = np.asarray(result, dtype=float)
+        if array.ndim == 1:
+            return array
+        column_names = None if metadata is None else metadata.column_names
+        names = column_names or tuple(range(1, array.shape[1] + 1))
+        return ColumnArray(array, tuple(map(str, names)), spans)
 
     def _smooth(self, name: str, call: ast.Call) -> ColumnArray:
         """Return the columns of a smooth, which learns its state if the rows are all rows."""
@@ -372,22 +382,3 @@ def _plain(options: list[object]) -> bool:
         else isinstance(value, str | int | float | None)
         for value in options
     )
-
-
-def _as_columns(result: object, n: int) -> Array | ColumnArray:
-    """Convert the result of a formulaic transform to arrays."""
-    metadata = getattr(result, "__formulaic_metadata__", None)
-    spans = bool(metadata is not None and metadata.spans_intercept)
-    if isinstance(result, dict):
-        if not result:
-            return ColumnArray(np.zeros((n, 0)), (), spans)
-        values = np.column_stack(
-            [np.broadcast_to(np.asarray(v, float), n) for v in result.values()]
-        )
-        return ColumnArray(values, tuple(map(str, result)), spans)
-    array = np.asarray(result, dtype=float)
-    if array.ndim == 1:
-        return array
-    column_names = None if metadata is None else metadata.column_names
-    names = column_names or tuple(range(1, array.shape[1] + 1))
-    return ColumnArray(array, tuple(map(str, names)), spans)

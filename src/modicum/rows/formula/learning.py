@@ -114,27 +114,6 @@ def _encoded_terms(formula: Formula, factors: Sequence[Factor]) -> tuple[Term, .
     return tuple(encoded)
 
 
-def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
-    """Return the kind of every column; refuse absent columns and unsupported types."""
-    for name in needed:
-        if name not in source.names:
-            raise SettingError(source.absent(name))
-    kinds = {n: kind_of(k) for n, k in zip(needed, source.types(needed), strict=True)}
-    for name, kind in kinds.items():
-        if kind == "null":
-            raise DataError(
-                f"column {name!r} holds no value in any row: fill it in, or leave it out."
-                if any(len(batch) for batch in source.batches([name]))
-                else "there are no rows in the data: at least one is needed."
-            )
-        if kind not in ("number", "levels", "boolean"):
-            raise DataError(
-                f"column {name!r} holds values of type {kind}: convert it to numbers or to text "
-                "first, or leave it out."
-            )
-    return kinds
-
-
 class _Reading:
     """One pass over a source that collects levels and the columns that transforms learn from."""
 
@@ -153,7 +132,23 @@ class _Reading:
         further = [Expression(text) for texts in fields.values() for text in texts]
         used = [name for e in (*self.factors, *further, *outcome) for name in e.names]
         self._needed = tuple(dict.fromkeys([*used, *self.groupings.names]))
-        self.kinds = _kinds(source, self._needed)
+        for name in self._needed:
+            if name not in source.names:
+                raise SettingError(source.absent(name))
+        types = source.types(self._needed)
+        self.kinds = {n: kind_of(k) for n, k in zip(self._needed, types, strict=True)}
+        for name, kind in self.kinds.items():
+            if kind == "null":
+                raise DataError(
+                    f"column {name!r} holds no value in any row: fill it in, or leave it out."
+                    if any(len(batch) for batch in source.batches([name]))
+                    else "there are no rows in the data: at least one is needed."
+                )
+            if kind not in ("number", "levels", "boolean"):
+                raise DataError(
+                    f"column {name!r} holds values of type {kind}: convert it to numbers or to "
+                    "text first, or leave it out."
+                )
         self.states: dict[str, State] = {}
         self.rows: int | None = None
         self.dropped = 0
@@ -191,7 +186,17 @@ class _Reading:
         self.dropped = 0
         if not names and not self._drop:
             return
-        self._check_kinds()
+        by = {expression.by for expression in self._learners}
+        for name in [name for expression in self._learners for name in expression.names]:
+            if name in by and self.kinds[name] == "number":
+                raise DataError(
+                    f"column {name!r} holds numbers where by= needs levels: convert it to text."
+                )
+            if name not in by and self.kinds[name] != "number":
+                raise DataError(
+                    f"column {name!r} holds levels where the formula needs numbers: convert it to "
+                    "numbers."
+                )
         rows, row_ids, parts = 0, [], []
         for columns in self._batches(self._needed if self._drop else names):
             rows += len(columns)
@@ -221,20 +226,6 @@ class _Reading:
             if not isinstance(evaluated, ColumnArray):
                 evaluated = ColumnArray(evaluated[:1, None], (), False)
             self._numbers[expression] = evaluated
-
-    def _check_kinds(self) -> None:
-        """Refuse levels that transforms should learn from, and numbers as levels of smooths."""
-        by = {expression.by for expression in self._learners}
-        for name in [name for expression in self._learners for name in expression.names]:
-            if name in by and self.kinds[name] == "number":
-                raise DataError(
-                    f"column {name!r} holds numbers where by= needs levels: convert it to text."
-                )
-            if name not in by and self.kinds[name] != "number":
-                raise DataError(
-                    f"column {name!r} holds levels where the formula needs numbers: convert it to "
-                    "numbers."
-                )
 
     def _collect(
         self, expression: Expression, values: dict[str, Level], columns: BatchColumns

@@ -165,7 +165,13 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
             f"the formula must be text such as 'y ~ a + b', not {type(text).__name__}."
         )
     text = _in_backticks(text, columns)
-    _refuse_bare_names(text, columns)
+    bare = re.sub(r"""`[^`]*`|"[^"]*"|'[^']*'""", "", text)
+    for name in columns:
+        if re.fullmatch(r"\w+( +\w+)+", name) and re.search(rf"\b{name}\b", bare):
+            raise SettingError(
+                f"the formula {text!r} has a column whose name holds a space: write `{name}` in "
+                f"backticks, or Q('{name}')."
+            )
     (left, right), *further = [_sides(part) for _, part in _split(text, ";")]
     outcome, fields = _outcome_side(left)
     common, offsets, groups = _terms_side(right)
@@ -271,17 +277,6 @@ def _shown(text: str) -> str:
     return HIDDEN.sub(lambda match: f"`{bytes.fromhex(match[1]).decode()}`", text)
 
 
-def _refuse_bare_names(text: str, columns: Sequence[str]) -> None:
-    """Refuse column names of several words that are not in backticks, or in quotes."""
-    bare = re.sub(r"""`[^`]*`|"[^"]*"|'[^']*'""", "", text)
-    for name in columns:
-        if re.fullmatch(r"\w+( +\w+)+", name) and re.search(rf"\b{name}\b", bare):
-            raise SettingError(
-                f"the formula {text!r} has a column whose name holds a space: write `{name}` in "
-                f"backticks, or Q('{name}')."
-            )
-
-
 def _sides(text: str) -> tuple[str, str]:
     """Split a formula at ~; refuse one that has no such sign, or no complete terms after it."""
     sides = [part for _, part in _split(text, "~")]
@@ -316,23 +311,18 @@ def _terms_side(text: str) -> tuple[str, list[Expression], list[ParsedGroup]]:
             _require_added(sign, piece)
             groups += _group_terms(inside)
         else:
-            _refuse_hidden(piece)
+            if "|" in piece and re.search(r"[^&|]\|", _outside_calls(piece)):
+                raise SettingError(
+                    f"the formula holds {piece.strip()!r}: a group term must be separate and in "
+                    "brackets, as in 'y ~ x + (1 | g)'."
+                )
+            if re.search(r"\boffset\s*\(", piece):
+                raise SettingError(
+                    f"the formula holds {piece.strip()!r}: an offset must be a separate term, as "
+                    "in 'y ~ x + offset(z)'."
+                )
             common.append(f"{sign or '+'} {piece}")
     return " ".join(common), offsets, groups
-
-
-def _refuse_hidden(piece: str) -> None:
-    """Refuse a common term that contains a group term or an offset."""
-    if "|" in piece and re.search(r"[^&|]\|", _outside_calls(piece)):
-        raise SettingError(
-            f"the formula holds {piece.strip()!r}: a group term must be separate and in brackets, "
-            "as in 'y ~ x + (1 | g)'."
-        )
-    if re.search(r"\boffset\s*\(", piece):
-        raise SettingError(
-            f"the formula holds {piece.strip()!r}: an offset must be a separate term, as in "
-            "'y ~ x + offset(z)'."
-        )
 
 
 def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expression], ...]]:
