@@ -97,11 +97,14 @@ def posterior_of(
     run.method.withdraw_claims(plan, doubts)
     record = plan.anchor.record
     mode: Tuning = {}
-    if record is not None and isinstance(rows, Digest):
-        mode = {"mode": f"found on the {len(rows.pool):,} rows of the digest"}
-    elif record is not None:
+    if record is not None:
         found_in = f"found in {record.passes} passes from a subset of {record.subset:,} rows"
         mode = {"mode": f"{found_in}; whitened gradient norm {record.gradient_norm:.1e}"}
+    if isinstance(rows, Digest):
+        fit_rows, held = rows.fit_rows, None
+        mode = {key: f"found on the {len(rows.pool):,} rows of the digest" for key in mode}
+    else:
+        fit_rows, held = FitRows.of(rows, keep=True), rows
     priors = task.target.model.describe_priors(task.rows)
     doubts += [warn(doubt) for doubt in origin.doubts]
     post = Posterior(
@@ -114,8 +117,8 @@ def posterior_of(
         tuning=origin.tuning | mode | plan.tuning | ({"priors": priors} if priors else {}),
         settings=_settings(task, len(rows), run) | dict(origin.settings),
         predictor=ModelPredictor(task.target.model),
-        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, keep=True),
-        rows=rows if isinstance(rows, Rows) else None,
+        fit_rows=fit_rows,
+        rows=held,
         table=origin.table,
     )
     post.warnings.extend(warn(doubt) for doubt in stiff_smooths(post))

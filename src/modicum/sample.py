@@ -506,10 +506,12 @@ def _chains(
     recorded, total = ceil(task.target.size / thin), task.tune + task.draws
     with_rows = capacity_for(recorded + plan.floats_per_iteration, total, together)
     # Rows fetched from the host stay in memory for a whole chunk, others for one compiled call.
-    fetched = isinstance(plan.rows, Rows)
-    capacity = with_rows if fetched else capacity_for(recorded, total, together)
+    rows, capacity = plan.rows, with_rows
+    if isinstance(rows, Rows):
+        rows = task.sums.engine.feed(rows)
+    else:
+        capacity = capacity_for(recorded, total, together)
     assert plan.kernel is not None
-    rows = task.sums.engine.feed(plan.rows) if isinstance(plan.rows, Rows) else plan.rows
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
     # iterations prepared at once, however few of them a call takes: calls of many chains are short
     many_on_cpu = together > 1 and jax.default_backend() == "cpu"

@@ -424,20 +424,22 @@ def _check_outcomes(
     model: BaseModel, piece: Batch, expected: np.ndarray | None, first: int
 ) -> None:
     """Refuse outcomes the model gives no density to, naming the first such row."""
-    y = np.asarray(piece[model.outcome_field])
+    y, family = np.asarray(piece[model.outcome_field]), None
+    if isinstance(model, LinearPredictorModel):
+        family = model
     bad, support = np.zeros(len(y), bool), ""
     if expected is not None and expected.ndim == 3 and model.decide(expected) is not None:
         bad, support = class_fault(y, expected.shape[2])
-    elif isinstance(model, LinearPredictorModel):
-        bad, support = model.outcome_fault(y)
+    elif family is not None:
+        bad, support = family.outcome_fault(y)
     if bad.any():
         at = int(np.argmax(bad))
         raise DataError(
             f"the outcome is {y[at]:g} in row {first + at}, but the model of this posterior needs "
             f"{support}."
         )
-    if isinstance(model, LinearPredictorModel):
-        model.check_fields(piece, first)
+    if family is not None:
+        family.check_fields(piece, first)
 
 
 def log_mean(density: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -171,7 +171,7 @@ class Rows:
                 )
             # as a fit or other rows are, with the outcome if the table has one
             fit = getattr(like, "fit_rows", like)
-            schema = fit if isinstance(fit, RowsSchema) else getattr(fit, "schema", None)
+            schema = getattr(fit, "schema", fit)
             if not isinstance(schema, RowsSchema):
                 raise SettingError(
                     f"like must be a posterior, rows or their schema, not a {type(like).__name__}."

@@ -225,12 +225,11 @@ class Chains(ChainStates):
         self._group_starts = [self._of_group(words_at_start(begin_with), g) for g in groups]
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
         self._pages = PinnedPages()
-        self._fetcher: Fetcher | None = None
-        if isinstance(self.rows, Rows):
-            self._fetcher = Fetcher(
-                self.kernel, self.context, self.keys, self.rows, self.capacity, begin_with
-            )
-        self._copies = [(self.context, None if isinstance(self.rows, Rows) else self.rows)]
+        self._fetcher, held = None, self.rows
+        if isinstance(held, Rows):
+            fixed = (self.kernel, self.context, self.keys)
+            self._fetcher, held = Fetcher(*fixed, held, self.capacity, begin_with), None
+        self._copies = [(self.context, held)]
         self._tables: list[jax.Array] = []  # of `settled`, where there is room: one per copy
         self._extent = compiled.CallLength(self.length, self.thin)
         self._quiet_from = 0
