@@ -1,4 +1,7 @@
-"""The command line: `modicum fit`, `ingest`, `summary`, `demo`, `reproduce`, `bench`."""
+"""The command line: `modicum fit`, `ingest`, `summary`, `demo`, `reproduce`, `bench`.
+
+Commands parse options, call what Python users call, and print errors as one sentence.
+"""
 
 from modicum.cli.commands import app, main
 from modicum.cli.fitting import ColumnChoice, build_model, read_rows

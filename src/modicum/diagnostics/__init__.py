@@ -1,4 +1,7 @@
-"""Quality of draws: effective sample size, R-hat, inefficiency, cost, distance from the target."""
+"""Quality of draws: effective sample size, R-hat, inefficiency, cost, distance from the target.
+
+It knows arrays, and nothing of models: what it measures could come from any sampler.
+"""
 
 from modicum.diagnostics.convergence import (
     batch_means_inefficiency,

@@ -1,4 +1,8 @@
-"""The methods that `method=` accepts, and the default among them."""
+"""The methods that `method=` accepts, and the default among them.
+
+A method plans a run: it finds the mode, studies some rows, and composes a kernel for chains; or it
+draws without chains.
+"""
 
 from __future__ import annotations
 

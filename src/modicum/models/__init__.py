@@ -1,4 +1,8 @@
-"""Models of a row: linear-predictor families, neural networks and user-defined models."""
+"""What a row is worth: log-likelihoods of families, networks and users' functions, and priors.
+
+A model is a family and a predictor for each of its parameters, a predictor is a sum of terms, and a
+term is columns times coefficients with a fixed, pooled or shrunk prior.
+"""
 
 from modicum.models import families
 from modicum.models.families import *  # noqa: F403 - the names in its `__all__`

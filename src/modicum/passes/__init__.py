@@ -1,4 +1,8 @@
-"""Passes over all rows: sums, the posterior mode, and the anchor computed there."""
+"""Passes over all rows: an engine adds up values, gradients and Hessians of chunks, in order.
+
+From these sums come the posterior mode, its curvature, and the anchor, about which rows are
+expanded.
+"""
 
 from modicum.passes.anchor import Anchor, anchor_at, anchor_at_mode
 from modicum.passes.engine import Engine, EngineChoice, Hosts, LocalEngine, engine_for

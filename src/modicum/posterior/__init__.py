@@ -1,4 +1,8 @@
-"""The result of a run: summaries of (weighted) draws, prediction, checks, storage, ArviZ."""
+"""The result of a run: draws with their weights, the model that was fitted, and its rows.
+
+Each question to it is a file (prediction, checks, comparison, storage), and `Posterior` is the
+class with these questions as methods.
+"""
 
 from modicum.posterior.comparison import average_predictions, compare
 from modicum.posterior.doubts import convergence_warnings

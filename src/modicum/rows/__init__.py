@@ -1,4 +1,8 @@
-"""Data sets of rows: arrays in memory or stores on disk, and how rows are read from them."""
+"""Tables as rows: sources are read in order, and a formula or roles of columns encode them.
+
+`Rows` is a data set of named fields with one interface, whether it is in memory, in a store on disk
+or on object storage.
+"""
 
 from modicum.rows.coding import CodedTerm, Coding
 from modicum.rows.description import RowsSchema
