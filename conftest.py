@@ -136,7 +136,8 @@ def let_compiled_code_go():
     from modicum import runtime
 
     if _memory() > MEMORY_KEPT or runtime.share_of_maps() > 0.3:
-        runtime.let_compiled_code_go()
+        runtime.COMPILED.since_cleared = runtime.MANY  # as if there were too much of it
+        assert runtime.make_room()
 
 
 def _memory():

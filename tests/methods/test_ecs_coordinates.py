@@ -54,7 +54,7 @@ def test_proxies_and_residuals_add_up_to_the_log_likelihood(case):
         return residuals.sum(), variate.log_proxy(z, bent)
 
     def parts(power):
-        return np.array(total(plain._replace(bend=bend(anchor, places, np.array([power])))))
+        return np.array(total(plain._replace(bend=bend(target, anchor, places, np.array([power])))))
 
     apart = {name: parts(power) for name, power in POWERS.items()}
     np.testing.assert_allclose([sum(both) for both in apart.values()], sum(apart["log"]), rtol=1e-9)
