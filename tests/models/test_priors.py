@@ -1,6 +1,7 @@
 """The distributions of `mo.priors`, what their keys mean, and how they are saved."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -183,3 +184,83 @@ def test_flat_priors_without_a_posterior_are_refused(case):
         anchor_at_mode(sums, start, within=0.01)
     sums, start = sums_of(model(), rows)
     anchor_at_mode(sums, start, within=0.01)  # the default priors keep it bounded
+
+
+def r2_and_share(prior, count, counted, number=4_000):
+    """Draw R^2 and the first share from the density of tau and local variances given tau."""
+    rng, log_tau = np.random.default_rng(1), np.linspace(-9, 9, 20_001)
+    log_scale = jax.jit(
+        jax.vmap(lambda log: prior.log_scale(jnp.exp(log), counted, *prior.hyperparameters))
+    )
+    density = np.exp(np.asarray(log_scale(log_tau)) + log_tau)
+    below = np.cumsum(density) * (log_tau[1] - log_tau[0])
+    tau = np.exp(np.interp(rng.random(number) * below[-1], below, log_tau))
+    variances = tau[:, None] ** 2 * rng.gamma(prior.cons_D2, size=(number, count))
+    total = variances.sum(axis=1)
+    return below[-1], total / (1 + total), variances[:, 0] / total
+
+
+@pytest.mark.parametrize(("arguments", "count"), [((0.5, 2, 0.5), 6), ((0.3, 5, 1), 3), ((), 2)])
+def test_r2d2_is_a_beta_prior_of_r2_and_a_dirichlet_prior_of_shares(arguments, count, x64):
+    prior = P.R2D2(*arguments)
+    a, b = prior.mean_R2 * prior.prec_R2, (1 - prior.mean_R2) * prior.prec_R2
+    mass, r2, share = r2_and_share(prior, count, count)
+    assert mass == pytest.approx(1, abs=0.02)
+    assert stats.kstest(r2, stats.beta(a, b).cdf).pvalue > 1e-3
+    of_share = stats.beta(prior.cons_D2, (count - 1) * prior.cons_D2)
+    assert stats.kstest(share, of_share.cdf).pvalue > 1e-3
+    _, other, _ = r2_and_share(prior, count, count + 3)  # the tau of more coefficients
+    assert stats.kstest(other, stats.beta(a, b).cdf).pvalue < 1e-3
+
+
+def test_too_few_coefficients_for_r2d2_are_refused():
+    says = "cons_D2 of at least .* here 1 / 1 = 1, not 0.5"
+    refused(
+        mo.SettingError,
+        says,
+        P.default,
+        gaussian_rows(d=1),
+        M.Gaussian(priors={"common": P.R2D2()}),
+    )
+    refused(mo.SettingError, "mean_R2 of R2D2 must be below 1", P.R2D2, 1.5)
+
+
+@pytest.mark.slow
+def test_r2d2_agrees_with_its_definition_in_numpyro():
+    """Sample shares and R^2 explicitly, as brms does."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(150, 6))
+    y = x @ np.r_[0.6, 0.3, np.zeros(4)] + rng.normal(size=150)
+    unit = 1 / x.std(axis=0)
+
+    def by_definition():
+        intercept = numpyro.sample("intercept", dist.Normal(0, 10))
+        sigma = numpyro.sample("scale", dist.HalfCauchy(2))
+        r2 = numpyro.sample("r2", dist.Beta(1, 1))
+        phi = numpyro.sample("phi", dist.Dirichlet(np.full(6, 0.5)))
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([6]))
+        scale = sigma * jnp.sqrt(phi * r2 / (1 - r2))
+        beta = numpyro.deterministic("beta", z * scale * unit)
+        numpyro.sample("y", dist.Normal(intercept + x @ beta, sigma), obs=y)
+
+    with jax.enable_x64(True):
+        kernel = numpyro.infer.NUTS(by_definition, target_accept_prob=0.98)
+        sampler = numpyro.infer.MCMC(kernel, num_warmup=1000, num_samples=4000, progress_bar=False)
+        sampler.run(jax.random.key(1))
+        truth = np.asarray(sampler.get_samples()["beta"])
+    priors = {"common": P.R2D2(), "intercept": P.Normal(0, 10), "scale": P.HalfCauchy(2)}
+    rows = mo.Rows(x=x, y=y)
+
+    def off(priors):
+        post = mo.sample(M.Gaussian(priors=priors), rows, method="nuts", draws=2000, random_seed=1)
+        beta = post["beta"].reshape(-1, 6)
+        return max(np.abs(beta.mean(0) - truth.mean(0)) / truth.std(0)), beta.std(0) / truth.std(0)
+
+    away, ratio = off(priors)
+    assert away < 0.1
+    assert np.all(np.abs(ratio - 1) < 0.1)
+    away, ratio = off(priors | {"common": P.R2D2(cons_D2=5)})  # shares that are alike
+    assert away > 0.1 or np.any(np.abs(ratio - 1) > 0.1)

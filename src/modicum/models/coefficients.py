@@ -29,14 +29,16 @@ from modicum.models.priors.distributions import (
     LKJ,
     Exponential,
     HalfNormal,
-    Horseshoe,
     LogNormal,
     Normal,
     Prior,
+    ShrunkPrior,
     Support,
+    hyphenated,
     is_positive,
 )
 from modicum.models.priors.resolved import (
+    NOISE,
     OWN,
     ModelPriors,
     PooledPrior,
@@ -177,9 +179,10 @@ class CoefficientPriors(BaseModel):
             if key in short:
                 support: Support = "positive" if f"log_{key}" in self.extras else "real"
                 require_support(key, prior, support, is_coefficient=key == "common")
-            if isinstance(prior, Horseshoe) and key in short.keys() - {"common"}:
+            if isinstance(prior, ShrunkPrior) and key in short.keys() - {"common"}:
+                kind = hyphenated(type(prior))
                 raise SettingError(
-                    f"a horseshoe is a prior of many coefficients, and {key!r} is not one of them."
+                    f"a {kind} is a prior of many coefficients, and {key!r} is not one of them."
                 )
 
     @property
@@ -326,8 +329,8 @@ class CoefficientPriors(BaseModel):
     @property
     def _left_to_data(self) -> bool:
         by_key = dict(self.prior_table)
-        horseshoes = [prior for prior in by_key.values() if isinstance(prior, Horseshoe)]
-        if any(prior.unit is None or prior.resolution is None for prior in horseshoes):
+        shrunk = [prior for prior in by_key.values() if isinstance(prior, ShrunkPrior)]
+        if any(prior.unit is None or prior.resolution is None for prior in shrunk):
             return True
         commons = ["common", *(f"{name}.common" for name in self.modelled)]
         by_data = self.prior_scale is None and not by_key.keys() >= set(commons)
@@ -531,17 +534,22 @@ class _Choice:
             require_support(key, given[key], "real", is_coefficient=True)
             for j in named[key]:
                 priors[self.places.index(j)] = given[key]
+        for prior in set(priors):
+            prior.check_count(priors.count(prior))
         return tuple(self.in_units(prior, j) for j, prior in enumerate(priors))
 
     def in_units(self, prior: Prior, column: int) -> Prior:
-        """Fix the unit and resolution of a horseshoe; return other priors unchanged."""
-        if not isinstance(prior, Horseshoe):
+        """Fix the unit and resolution of a shrinkage prior; return other priors unchanged."""
+        if not isinstance(prior, ShrunkPrior):
             return prior
         if prior.unit is None:
-            prior = replace(prior, unit=float(self.scales[column]) / 2.5)
+            unit = float(self.scales[column]) / 2.5
+            if prior.of_noise and NOISE in self.model.sampled_extras:
+                unit /= self.model.outcome_unit(self.data)
+            prior = replace(prior, unit=unit)  # type: ignore[type-var]
         if prior.resolution is None:
             error = np.sqrt(self.model.pseudo_variance(self.data) / self.data.weight)
-            prior = replace(prior, resolution=0.1 * float(error))
+            prior = replace(prior, resolution=0.1 * float(error))  # type: ignore[type-var]
         return prior
 
     def pooled(self) -> tuple[PooledPrior, ...]:

@@ -18,7 +18,8 @@ from modicum.linalg.arrow import MOST_BORDER, MOST_NUMBERS, arrow_fits
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel
-from modicum.models.priors import LKJ, HalfNormal, Horseshoe, Prior
+from modicum.models.priors import LKJ, HalfNormal, Prior
+from modicum.models.priors.distributions import ShrunkPrior, hyphenated
 from modicum.models.priors.resolved import columns_of, require_known, require_support
 from modicum.models.terms import INTERCEPT, GroupTerm, common_columns, tidy_groups
 from modicum.rows import Rows
@@ -200,8 +201,10 @@ def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: 
     if len(terms) > 1 and any(term.has_correlations for term in terms):
         return "correlated and uncorrelated effects of one group cannot be integrated out together"
     by_key = dict(family.prior_table)
-    if any(isinstance(prior, Horseshoe) for prior in by_key.values()):
-        return "a horseshoe prior cannot be combined with effects that are integrated out"
+    shrunk = [p for p in by_key.values() if isinstance(p, ShrunkPrior)]
+    if shrunk:
+        kind = hyphenated(type(shrunk[0]))
+        return f"a {kind} prior cannot be combined with effects that are integrated out"
     owned = {"group_sd", *(key for term in terms for key in (term.key, *term.sd_keys))}
     owned |= {family.extra_key(name) for name in family.extras}
     if any(prior.is_bounded for key, prior in by_key.items() if key not in owned):

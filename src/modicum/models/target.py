@@ -21,7 +21,7 @@ from modicum.models.constraints import named_leaves
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, unflattened
-from modicum.models.priors import Horseshoe
+from modicum.models.priors.distributions import ShrunkPrior
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.priors.resolved import ModelPriors
 from modicum.models.tracing import Trace
@@ -343,7 +343,7 @@ class Target:
         if self.priors is None:
             return np.zeros(self.size, bool)
         priors = self.priors.by_entry(self._shaped)
-        return np.array([prior is None or isinstance(prior, Horseshoe) for prior in priors])
+        return np.array([prior is None or isinstance(prior, ShrunkPrior) for prior in priors])
 
     @cached_property
     def reported_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:

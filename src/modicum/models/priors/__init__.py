@@ -2,6 +2,7 @@
 
 from modicum.models.priors.distributions import (
     LKJ,
+    R2D2,
     Exponential,
     Flat,
     Gamma,
@@ -17,6 +18,7 @@ from modicum.models.priors.distributions import (
 
 __all__ = [
     "LKJ",
+    "R2D2",
     "Exponential",
     "Flat",
     "Gamma",

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from modicum.arrays import HALF_LOG_2PI, log_gamma_of, namespace
+from modicum.arrays import HALF_LOG_2PI, log_gamma_of, log_sigmoid, namespace
 from modicum.errors import SettingError, is_number
 from modicum.runtime import Array
 
@@ -140,6 +140,9 @@ class Prior(ABC):
             f"the prior {self} cannot be drawn from; give a proper prior of independent "
             "coefficients, such as mo.priors.Normal."
         )
+
+    def check_count(self, count: int) -> None:  # noqa: B027 - optional
+        """Refuse a prior that `count` coefficients cannot have."""
 
     def to_dict(self) -> dict[str, str | float]:
         """Return plain JSON values: the distribution's name and its arguments."""
@@ -391,8 +394,73 @@ _LOG_WEIGHTS = -np.logaddexp(_NODES, -_NODES)
 _LOG_WEIGHTS -= np.logaddexp.reduce(_LOG_WEIGHTS)  # half-Cauchy in the logarithm: sech / pi
 
 
+class ShrunkPrior(Prior):
+    """A prior of many coefficients, beta_j / unit_j ~ N(0, sd_j^2), that shrinks most of them.
+
+    The sd depends on a global scale tau, which all coefficients with the same prior share, and on a
+    local scale of its own. Local scales are integrated out, by quadrature to about five digits; tau
+    is sampled and reported.
+    """
+
+    shared: ClassVar[tuple[str, ...]]  # arguments besides unit and resolution
+    of_noise: ClassVar[bool] = False  # whether the unit is the scale of the noise, where sampled
+    unit: float | None
+    resolution: float | None
+
+    @classmethod
+    def number_names(cls) -> list[str]:
+        """Names of the arguments of the density, but for tau, which comes last."""
+        return [*cls.shared, "unit", "resolution"]
+
+    @property
+    def hyperparameters(self) -> tuple[float, ...]:
+        """The arguments that all coefficients with the same tau share."""
+        return tuple(getattr(self, name) for name in self.shared)
+
+    @staticmethod
+    @abstractmethod
+    def mixture(xp: ModuleType, tau: Array, *shared: Array) -> tuple[Array, Array]:
+        """Log-weights and variances of the normals of which the density is a mixture."""
+
+    @staticmethod
+    @abstractmethod
+    def log_scale(tau: jax.Array, count: int, *shared: jax.Array) -> jax.Array:
+        """Log-density of tau, which `count` coefficients share."""
+
+    @staticmethod
+    @abstractmethod
+    def log_typical(*shared: float) -> float:
+        """Logarithm of a typical tau."""
+
+    @classmethod
+    def density(cls, value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """Log-density given tau, the last of `numbers`: a mixture of normals."""
+        *shared, unit, resolution, tau = numbers
+        z = (value / unit)[..., None]
+        log_weights, variances = cls.mixture(jnp, tau, *shared)
+        sd = jnp.sqrt(variances + jnp.asarray(resolution)[..., None] ** 2)
+        log_terms = log_weights - 0.5 * (z / sd) ** 2 - jnp.log(sd)
+        return logsumexp(log_terms, axis=-1) - HALF_LOG_2PI - jnp.log(unit)
+
+    @classmethod
+    def precision(cls, square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+        """E(1 / sd^2 | r), over the local scale."""
+        *shared, unit, resolution, tau = numbers
+        z2 = (square / unit**2)[..., None]
+        log_weights, variances = cls.mixture(np, tau, *shared)
+        sd = np.sqrt(variances + np.asarray(resolution)[..., None] ** 2)
+        log = log_weights - 0.5 * z2 / sd**2 - np.log(sd)
+        share = np.exp(log - log.max(axis=-1, keepdims=True))
+        mean = np.sum(share / sd**2, axis=-1) / share.sum(axis=-1)
+        return np.asarray(mean / unit**2)
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{number:.4g}" for number in self.hyperparameters)
+        return f"{hyphenated(type(self))}({numbers})"
+
+
 @dataclass(frozen=True)
-class Horseshoe(Prior):
+class Horseshoe(ShrunkPrior):
     """The regularised horseshoe (Piironen and Vehtari 2017): most coefficients near 0, some free.
 
     beta_j / unit_j ~ N(0, (tau lambda~_j)^2) with half-Cauchy scales: a local lambda_j for each
@@ -428,41 +496,122 @@ class Horseshoe(Prior):
     slab: float = 2.5
     unit: float | None = None
     resolution: float | None = None
+    shared: ClassVar[tuple[str, ...]] = ("scale", "slab")
 
     @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """Log-density given tau, the last of `numbers`: a mixture of normals."""
-        _, slab, unit, resolution, tau = numbers
-        z = (value / unit)[..., None]
-        sd = _mixed_sd(jnp, slab, resolution, tau)
-        log_terms = _LOG_WEIGHTS - 0.5 * (z / sd) ** 2 - jnp.log(sd)
-        return logsumexp(log_terms, axis=-1) - HALF_LOG_2PI - jnp.log(unit)
+    def mixture(xp: ModuleType, tau: Array, *shared: Array) -> tuple[Array, Array]:
+        """Half-Cauchy local scales, which the slab limits."""
+        free = xp.asarray(tau)[..., None] * np.exp(_NODES)
+        slab = xp.asarray(shared[1])[..., None]
+        return _LOG_WEIGHTS, (slab * free) ** 2 / (slab**2 + free**2)
+
+    @staticmethod
+    def log_scale(tau: jax.Array, count: int, *shared: jax.Array) -> jax.Array:
+        """Half-Cauchy."""
+        return HalfCauchy.density(tau, shared[0])
+
+    @staticmethod
+    def log_typical(*shared: float) -> float:
+        """Logarithm of its scale."""
+        return float(np.log(shared[0]))
 
     @property
     def width(self) -> float:
         """The width of the slab: no value within it is unexpected."""
         return self.slab * (self.unit or 1.0)
 
+
+# Nodes of double exponential quadrature over (0, 1), as logits, and the logarithms of their steps.
+_DE = np.arange(-8.0, 8.025, 0.05)
+_LOGITS, _LOG_STEPS = np.pi / 2 * np.sinh(_DE), np.log(0.05 * np.pi / 2 * np.cosh(_DE))
+
+
+@dataclass(frozen=True)
+class R2D2(ShrunkPrior):
+    """A prior of the share of variance R^2 that columns explain together (Zhang et al. 2022).
+
+    beta_j / unit_j ~ N(0, phi_j W) with R^2 = W / (1 + W) ~ Beta(mean_R2 prec_R2, (1 - mean_R2)
+    prec_R2) and shares phi ~ Dirichlet(cons_D2, ..., cons_D2), as in brms. The unit of a column is
+    that of its predictor, the standard deviation of the noise where that is estimated, over its
+    own. Shares are integrated out: given a rate rho, with a density of its own, the variances
+    phi_j W are independent gamma(cons_D2, rho) variables. The scale rho^(-1/2) is sampled, and
+    reported as `r2d2_scale`.
+
+    Parameters
+    ----------
+    mean_R2
+        Prior mean of R^2, between 0 and 1.
+    prec_R2
+        Its precision: the sum of the two arguments of the beta distribution.
+    cons_D2
+        Concentration of the shares: below 1 a few columns explain most. Times the number of columns
+        it must be at least mean_R2 prec_R2.
+    unit, resolution
+        As in `Horseshoe`.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> print(mo.priors.R2D2(mean_R2=0.3))
+    r2d2(0.3, 2, 0.5)
+    """
+
+    mean_R2: float = 0.5  # noqa: N815 - as in brms
+    prec_R2: float = 2.0  # noqa: N815 - as in brms
+    cons_D2: float = 0.5  # noqa: N815 - as in brms
+    unit: float | None = None
+    resolution: float | None = None
+    shared: ClassVar[tuple[str, ...]] = ("mean_R2", "prec_R2", "cons_D2")
+    of_noise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mean_R2 < 1:
+            raise SettingError(f"mean_R2 of R2D2 must be below 1, not {self.mean_R2:g}.")
+
     @staticmethod
-    def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
-        """E(1 / sd^2 | r), over the local scale."""
-        _, slab, unit, resolution, tau = numbers
-        z2 = (square / unit**2)[..., None]
-        sd = _mixed_sd(np, slab, resolution, tau)
-        log = _LOG_WEIGHTS - 0.5 * z2 / sd**2 - np.log(sd)
-        share = np.exp(log - log.max(axis=-1, keepdims=True))
-        mean = np.sum(share / sd**2, axis=-1) / share.sum(axis=-1)
-        return np.asarray(mean / unit**2)
+    def mixture(xp: ModuleType, tau: Array, *shared: Array) -> tuple[Array, Array]:
+        """Gamma local variances; what lies below the nodes counts as at the first."""
+        shape = xp.asarray(shared[2])[..., None]
+        log = np.log(2 * STEP) + 2 * shape * _NODES - np.exp(2 * _NODES) - log_gamma_of(shape)
+        rest = xp.log(xp.maximum(1 - xp.sum(xp.exp(log[..., 1:]), axis=-1, keepdims=True), 1e-12))
+        log_weights = xp.concatenate([rest, log[..., 1:]], axis=-1)
+        return log_weights, (xp.asarray(tau)[..., None] * np.exp(_NODES)) ** 2
 
-    def __str__(self) -> str:
-        return f"horseshoe({self.scale:.4g}, {self.slab:.4g})"
+    @staticmethod
+    def log_scale(tau: jax.Array, count: int, *shared: jax.Array) -> jax.Array:
+        """Log-density of tau = rho^(-1/2), where p(rho) is rho^(b - 1) 1F1(a + b; c + b; -rho).
 
+        a and b are the arguments of the beta distribution, and c = count cons_D2. 1F1 is an
+        integral over a beta(a + b, c - a) variable u of e^(-rho u); at c = a, u is 1.
+        """
+        mean, precision, concentration = shared
+        a, b, c = mean * precision, (1 - mean) * precision, count * concentration
+        rest = jnp.maximum(c - a, 0.01)
+        log_u, log_v = log_sigmoid(jnp.asarray(_LOGITS)), log_sigmoid(jnp.asarray(-_LOGITS))
+        log_beta = log_gamma_of(a + b) + log_gamma_of(rest) - log_gamma_of(a + b + rest)
+        rho = tau**-2
+        log_terms = (a + b) * log_u + rest * log_v + _LOG_STEPS - rho * jnp.exp(log_u)
+        mass = log_gamma_of(b) + log_gamma_of(a) - log_gamma_of(a + b)
+        mass += log_gamma_of(a + b + rest) - log_gamma_of(a + rest)
+        log_rho = (b - 1) * jnp.log(rho) + logsumexp(log_terms) - log_beta - mass
+        return log_rho + np.log(2) - 3 * jnp.log(tau)
 
-def _mixed_sd(xp: ModuleType, slab: Array, resolution: Array, tau: Array) -> jax.Array:
-    """Standard deviation of each mixture component, from tau lambda~ and the resolution."""
-    free = xp.asarray(tau)[..., None] * np.exp(_NODES)
-    bound, least = xp.asarray(slab)[..., None], xp.asarray(resolution)[..., None]
-    return xp.sqrt((bound * free) ** 2 / (bound**2 + free**2) + least**2)
+    @staticmethod
+    def log_typical(*shared: float) -> float:
+        """Logarithm of the scale at which local variances add up to a typical W of ten shares."""
+        mean, _, concentration = shared
+        return float(np.log(mean / (1 - mean) / (10 * concentration)) / 2)
+
+    def check_count(self, count: int) -> None:
+        """Refuse too few coefficients for shares of this concentration."""
+        least = self.mean_R2 * self.prec_R2
+        if count * self.cons_D2 < least - 0.01:
+            raise SettingError(
+                f"R2D2 needs a cons_D2 of at least mean_R2 prec_R2 over the number of "
+                f"coefficients, here {least:g} / {count} = {least / count:.3g}, not "
+                f"{self.cons_D2:g}; raise it, or lower prec_R2."
+            )
 
 
 @dataclass(frozen=True)
@@ -665,7 +814,7 @@ class LKJ(Prior):
 DISTRIBUTIONS: dict[str, type[Prior]] = {
     kind.__name__: kind
     for kind in (
-        *(Normal, StudentT, Laplace, Horseshoe, Flat),
+        *(Normal, StudentT, Laplace, Horseshoe, R2D2, Flat),
         *(LogNormal, HalfNormal, HalfCauchy, Exponential, Gamma, LKJ),
     )
 }

@@ -14,7 +14,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple, TypeAlias
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, namespa
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
 from modicum.models.constraints import Entries, Interval
 from modicum.models.covariances import covariance_factor, unnormalized_lkj
-from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Normal, Prior
+from modicum.models.priors.distributions import Normal, Prior, ShrunkPrior
 from modicum.runtime import Array, jit
 
 Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
@@ -210,22 +211,33 @@ class CentredIntercept(ExactTerm):
 
 @dataclass(frozen=True)
 class SharedScale(ExactTerm):
-    """Horseshoe priors of entries that share a global scale tau, whose logarithm is sampled.
+    """ShrunkPrior priors of entries that share a global scale tau, whose logarithm is sampled.
 
-    Local scales are integrated out. Numbers: scale and slab; the unit and the resolution of each
-    entry.
+    Local scales are integrated out. Numbers: the arguments that entries share; the unit and the
+    resolution of each entry. Units are multiples of the scale of the noise, where its logarithm is
+    the entry `noise` of t.
     """
 
+    kind: type[ShrunkPrior]
     where: tuple[int, ...]
     tau: int
+    noise: int | None = None
     on_numpy: ClassVar[bool] = False  # the quadrature of many points would fill the memory
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Log-density of the coefficients given tau, plus that of log tau."""
-        scale, *rest = map(jnp.asarray, numbers)
-        tau = jnp.exp(t[self.tau])
-        of_tau = HalfCauchy.density(tau, scale) + t[self.tau]
-        return of_tau + jnp.sum(Horseshoe.density(t[np.array(self.where)], scale, *rest, tau))
+        arguments, tau = self._arguments(jnp, t, numbers), jnp.exp(t[self.tau])
+        shared = arguments[: len(self.kind.shared)]
+        of_tau = self.kind.log_scale(tau, len(self.where), *shared) + t[self.tau]
+        return of_tau + jnp.sum(self.kind.density(t[np.array(self.where)], *arguments, tau))
+
+    # Any: arrays of NumPy or JAX, like t
+    def _arguments(self, xp: ModuleType, t: Array, numbers: Numbers) -> list[Any]:
+        """Return the numbers, with units multiplied by the scale of the noise."""
+        if self.noise is None:
+            return [xp.asarray(number) for number in numbers]
+        *shared, unit, resolution = map(xp.asarray, numbers)
+        return [*shared, unit * xp.exp(t[self.noise]), resolution]
 
     def _squares(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         where = np.array(self.where)
@@ -233,9 +245,10 @@ class SharedScale(ExactTerm):
 
     def settle(self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers) -> np.ndarray:
         """Set tau to its most probable value, with squared coefficients at their second moments."""
-        arguments = [np.asarray(number) for number in numbers]
-        grid = np.log(arguments[0]) + GRID
-        logs = np.asarray(_log_density_of_tau(grid, self._squares(t, covariance), *arguments))
+        arguments = self._arguments(np, t, numbers)
+        grid = self.kind.log_typical(*map(float, arguments[: len(self.kind.shared)])) + GRID
+        squares = self._squares(t, covariance)
+        logs = np.asarray(_log_density_of_tau(self.kind, grid, squares, *arguments))
         settled = t.copy()
         settled[self.tau] = grid[np.argmax(logs)]
         return settled
@@ -244,14 +257,14 @@ class SharedScale(ExactTerm):
         self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Normal coefficients given tau; for log tau, a normal with the curvature there."""
-        arguments = [np.asarray(number) for number in numbers]
+        arguments = self._arguments(np, t, numbers)
         square, where = self._squares(t, covariance), np.array(self.where)
-        precision = Horseshoe.precision(square, *arguments, np.exp(t[self.tau]))
+        precision = self.kind.precision(square, *arguments, np.exp(t[self.tau]))
         coefficients = NormalApproximation(where, np.zeros(len(where)), precision)
         if not hyperparameters:
             return [coefficients]
         near = t[self.tau] + np.array([-0.5, 0.0, 0.5])
-        left, at, right = np.asarray(_log_density_of_tau(near, square, *arguments))
+        left, at, right = np.asarray(_log_density_of_tau(self.kind, near, square, *arguments))
         curvature = np.clip(-(left - 2 * at + right) / 0.25, 0.3, None)
         place = np.array([self.tau])
         return [coefficients, NormalApproximation(place, t[place], np.array([curvature]))]
@@ -260,15 +273,18 @@ class SharedScale(ExactTerm):
 GRID = np.linspace(-12.0, 3.0, 151)  # log(tau / scale of its prior)
 
 
-@jit()
-def _log_density_of_tau(log_tau: Array, square: Array, *numbers: Array) -> jax.Array:
+@jit(static=0)
+def _log_density_of_tau(
+    kind: type[ShrunkPrior], log_tau: Array, square: Array, *numbers: Array
+) -> jax.Array:
     """Joint log-density of each log tau and of coefficients with these squares."""
     value, arguments = jnp.sqrt(square), [jnp.asarray(number) for number in numbers]
+    shared = arguments[: len(kind.shared)]
 
     def at_log_tau(log: jax.Array) -> jax.Array:
         tau = jnp.exp(log)
-        log_densities = Horseshoe.density(value, *arguments, tau)
-        return jnp.sum(log_densities) + HalfCauchy.density(tau, arguments[0]) + log
+        log_densities = kind.density(value, *arguments, tau)
+        return jnp.sum(log_densities) + kind.log_scale(tau, len(value), *shared) + log
 
     return jax.lax.map(at_log_tau, jnp.asarray(log_tau))
 

@@ -27,10 +27,10 @@ from modicum.models.covariances import (
 from modicum.models.priors.distributions import (
     LKJ,
     Flat,
-    Horseshoe,
     LogNormal,
     Normal,
     Prior,
+    ShrunkPrior,
     Support,
     prior_from_dict,
 )
@@ -147,6 +147,7 @@ LOG_SD, PARTIAL = "log_group_sd", "group_partial"
 Theta: TypeAlias = Mapping[str, Pytree]  # parameters by name: arrays, and hyperparameters at `OWN`
 OWN = "variation"  # key of the hyperparameters: sorted after every other parameter of a model
 HORSESHOE = "log_horseshoe"
+NOISE = "log_scale"  # an extra parameter in whose units shrinkage priors may be
 
 
 def is_logged(name: str) -> bool:
@@ -303,7 +304,7 @@ class ModelPriors:
         masses = [0.0 if prior is None else prior.log_mass for prior in entries]
         alike: dict[tuple[type[Prior], Interval | None], list[int]] = {}
         for at, prior in enumerate(entries):
-            if prior is not None and not prior.is_quadratic and type(prior) is not Horseshoe:
+            if prior is not None and not prior.is_quadratic and not isinstance(prior, ShrunkPrior):
                 within = Interval(*prior.bounds) if prior.is_bounded else None
                 alike.setdefault((type(prior), within), []).append(at)
         for (kind, within), places in alike.items():
@@ -312,11 +313,13 @@ class ModelPriors:
                 numbers += (np.array([masses[at] for at in places]),)
             terms.append((Independent(kind, tuple(places), within), numbers))
         terms += self._centred(theta)
-        for k, like in enumerate(self.horseshoes):
-            where = tuple(at for at, prior in enumerate(entries) if _alike(prior, like))
-            scale, slab, *by_column = _numbers_at(where, entries)
-            shared = SharedScale(where, int(_places(theta)[f"{OWN}.{HORSESHOE}"][k]))
-            terms.append((shared, (scale[0], slab[0], *by_column)))
+        of_leaf = _places(theta)
+        for k, like in enumerate(self.shrunk):
+            where = tuple(j for j, prior in enumerate(entries) if _alike(prior, like))
+            by_column = _numbers_at(where, entries)[len(like.shared) :]
+            noise = int(of_leaf[NOISE][0]) if like.of_noise and NOISE in of_leaf else None
+            shared = SharedScale(type(like), where, int(of_leaf[f"{OWN}.{HORSESHOE}"][k]), noise)
+            terms.append((shared, (*map(np.asarray, like.hyperparameters), *by_column)))
         terms += self.effects(theta)
         if not terms:
             return None
@@ -391,13 +394,18 @@ class ModelPriors:
     # Hyperparameters -------------------------------------------------------------------------
 
     @property
-    def horseshoes(self) -> tuple[Horseshoe, ...]:
-        """The distinct horseshoes, ignoring columns' units: each has its own global scale."""
-        like: list[Horseshoe] = []
+    def shrunk(self) -> tuple[ShrunkPrior, ...]:
+        """The distinct shrinkage priors, whatever columns' units: each has its own global scale."""
+        like: list[ShrunkPrior] = []
         for prior in self.coefficients:
-            if isinstance(prior, Horseshoe) and not any(_alike(prior, h) for h in like):
+            if isinstance(prior, ShrunkPrior) and not any(_alike(prior, h) for h in like):
                 like.append(prior)
         return tuple(like)
+
+    @property
+    def _shrunk_names(self) -> list[str]:
+        """The name of each global scale in draws."""
+        return [f"{type(prior).__name__.lower()}_scale" for prior in self.shrunk]
 
     def start_at(self, beta: np.ndarray) -> np.ndarray:
         """Return starting values of the coefficients: `beta`, or free values next to a bound."""
@@ -414,8 +422,9 @@ class ModelPriors:
     def start(self) -> dict[str, Pytree]:
         """Return starting values of the hyperparameters."""
         own: dict[str, Pytree] = {}
-        if self.horseshoes:
-            own[HORSESHOE] = np.log([0.1 * h.scale for h in self.horseshoes])
+        if self.shrunk:
+            typical = [like.log_typical(*like.hyperparameters) for like in self.shrunk]
+            own[HORSESHOE] = np.log(0.1) + np.array(typical)
         if self.pooled:
             typical = [0.1 * prior.centre for group in self.pooled for prior in group.sds]
             own[LOG_SD] = np.log(typical)
@@ -450,8 +459,10 @@ class ModelPriors:
             sds = jnp.exp(own[LOG_SD])
             named |= {kind: sds[places] for kind, places in self._sd_places.items()}
         if HORSESHOE in own:
-            scale = jnp.exp(own[HORSESHOE])
-            named["horseshoe_scale"] = scale[0] if len(self.horseshoes) == 1 else scale
+            names, scale = np.array(self._shrunk_names), jnp.exp(own[HORSESHOE])
+            for name in dict.fromkeys(self._shrunk_names):
+                alike = scale[np.flatnonzero(names == name)]
+                named[name] = alike[0] if len(alike) == 1 else alike
         return named
 
     def _correlated(
@@ -475,9 +486,11 @@ class ModelPriors:
             places = self._sd_places
             sds = jnp.concatenate([jnp.asarray(named.pop(kind)) for kind in places])
             own[LOG_SD] = jnp.log(sds[np.argsort(np.concatenate(list(places.values())))])
-        if self.horseshoes:
-            scale = jnp.log(named.pop("horseshoe_scale"))
-            own[HORSESHOE] = jnp.reshape(scale, (len(self.horseshoes),))
+        if self.shrunk:
+            given = {name: jnp.atleast_1d(named.pop(name)) for name in set(self._shrunk_names)}
+            names = self._shrunk_names
+            scales = [given[name][names[:k].count(name)] for k, name in enumerate(names)]
+            own[HORSESHOE] = jnp.log(jnp.stack(scales))
         return {OWN: own} if own else {}
 
     # What users see --------------------------------------------------------------------------
@@ -544,8 +557,8 @@ class ModelPriors:
         return described
 
 
-def _alike(prior: Prior | None, like: Horseshoe) -> bool:
-    return isinstance(prior, Horseshoe) and prior.numbers[:2] == like.numbers[:2]
+def _alike(prior: Prior | None, like: ShrunkPrior) -> bool:
+    return type(prior) is type(like) and prior.hyperparameters == like.hyperparameters
 
 
 def _numbers_at(where: Sequence[int], entries: Sequence[Prior | None]) -> tuple[np.ndarray, ...]:
