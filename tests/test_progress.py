@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
 from modicum import progress
 from modicum.progress import pass_progress, phase
+from modicum.run import runner
 
 MODEL = mo.models.Gaussian(scale=0.7)
 PHASES = ["mode", "compile", "warm-up", "sampling", "checks"]
@@ -28,6 +30,21 @@ def test_a_callback_receives_every_phase_to_its_end():
     assert post.num_draws == 40
     silent = quick(MODEL, gaussian_rows(150), progressbar=False)
     assert (silent["beta"] == post["beta"]).all()
+
+
+def test_a_long_run_says_how_long_by_its_own_pace(monkeypatch):
+    """Predicted times were off by a factor of five on busy machines, and nothing corrected them."""
+    heard = []
+
+    def told():
+        heard.clear()
+        quick(MODEL, gaussian_rows(150), draws=300, progressbar=heard.append)
+        return [event.phase for event in heard if " to go" in event.phase]
+
+    assert told() == []  # it takes no ten seconds
+    monkeypatch.setattr(runner, "LONG", 0.0)
+    (line,) = told()
+    assert re.fullmatch(r"about .+ to go, by the pace of the first \d+ iterations", line)
 
 
 def test_a_log_gets_one_line_per_phase(caplog):

@@ -157,6 +157,21 @@ def in_short(number: float) -> str:
     return f"{number:.0f}"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration in a suitable unit.
+
+    Examples
+    --------
+    >>> [duration(seconds) for seconds in (0.2, 4.4, 36, 200, 9000, 400_000)]
+    ['0.2 s', '4 s', '40 s', '3 minutes', '2 hours', '5 days']
+    """
+    if seconds < 90:  # one digit, the accuracy of the estimate
+        return f"{float(f'{seconds:.1g}'):g} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} minutes"
+    return f"{seconds / 3600:.0f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
 def say(sentence: str, progressbar: Progressbar) -> None:
     """Tell the user about something done unasked; a callback receives it as a phase."""
     if callable(progressbar):

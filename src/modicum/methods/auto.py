@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from modicum.errors import ConvergenceError, CrudeControlVariateError, NoModeError
-from modicum.methods.cost import Work, affordable, duration, is_short, seconds_for
+from modicum.methods.cost import Work, affordable, is_short, seconds_for
 from modicum.methods.ecs import HMCECS
 from modicum.methods.ecs.composition import Examined
 from modicum.methods.ecs.run_checks import COSTLY, DOUBTED, MISLED, UNFIT
@@ -40,6 +40,7 @@ from modicum.methods.skewed_axes import (
     skewed_axes,
 )
 from modicum.methods.without_mode import may_have_mean
+from modicum.progress import duration
 from modicum.runtime import in_double_precision
 
 # Share of effective draws, along skewed axes too, below which NUTS takes trajectories longer than

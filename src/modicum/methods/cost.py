@@ -21,6 +21,7 @@ from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import Batch
 from modicum.passes.engine import chunk_bounds, chunk_rows, compiled_pass
 from modicum.passes.sums import chunk_gradient
+from modicum.progress import duration
 from modicum.runtime import Array, free_memory, in_double_precision
 
 PATIENCE = 120.0  # a run that takes longer, in seconds, is called slow
@@ -220,18 +221,3 @@ def seconds_per_gradient(task: Task) -> float:
     # Two matrix-vector products, against a matrix product, which does twice as much per second.
     operations = _operations(task)
     return measured * operations / (((operations - LINK) / 4) ** 2 + operations)
-
-
-def duration(seconds: float) -> str:
-    """Format a duration in a suitable unit.
-
-    Examples
-    --------
-    >>> [duration(seconds) for seconds in (0.2, 4.4, 36, 200, 9000, 400_000)]
-    ['0.2 s', '4 s', '40 s', '3 minutes', '2 hours', '5 days']
-    """
-    if seconds < 90:  # one digit, the accuracy of the estimate
-        return f"{float(f'{seconds:.1g}'):g} s"
-    if seconds < 5400:
-        return f"{round(seconds / 60)} minutes"
-    return f"{seconds / 3600:.0f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning
-from modicum.progress import Phase, Progressbar, in_short, logger, phase
+from modicum.progress import Phase, Progressbar, duration, in_short, logger, phase, say
 from modicum.run.chains import Chains, ChainTasks
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
@@ -20,6 +20,8 @@ from modicum.runtime import Pytree
 
 WATCHED = 16  # coordinates whose ESS and R-hat are monitored
 EVERY = 1.5  # seconds between updates of ESS and R-hat
+CALIBRATED = 100  # iterations whose pace tells how long the others take
+LONG = 10.0  # seconds; a run is told to take longer still
 
 
 @dataclass
@@ -35,6 +37,8 @@ class Monitor:
     _watched: list[np.ndarray] = field(default_factory=list)
     _diagnosed: float = field(default_factory=time.monotonic)
     _text: str = ""
+    _first: tuple[int, float] | None = None  # iterations and time when the first chunk was done
+    _told: bool = False
 
     def __enter__(self) -> Monitor:
         if self.progressbar:
@@ -70,6 +74,21 @@ class Monitor:
         accept = f"accept {rate.mean():.2f} · " if rate.size else ""
         detail = f"{accept}{in_short(rows_touched)} {self.units} touched{self._text}"
         current.update(done - self.tune if done > self.tune else done, detail)
+        self._tell(done)
+
+    def _tell(self, done: int) -> None:
+        """Say once how long the rest takes at this pace: what was predicted may be far off."""
+        if self._first is None:  # before it, something may have been compiled
+            self._first = done, time.monotonic()
+        began, started = self._first
+        if self._told or done - began < CALIBRATED:
+            return
+        self._told = True
+        pace = (time.monotonic() - started) / (done - began)
+        left = pace * (self.tune + self.draws - done)
+        if left > LONG:
+            words = f"about {duration(left)} to go, by the pace of the first {done:,} iterations"
+            say(words, self.progressbar)
 
     def _diagnose(self) -> None:
         from modicum.diagnostics import ess, r_hat
