@@ -310,6 +310,20 @@ def test_many_levels_of_some_rows_are_integrated_out(levels, how):
     assert ("explicit parameters would take" in held.why) == (how == "integrate")
 
 
+def test_thin_groups_are_explicit_where_they_need_no_chain():
+    n = 6_000
+    codes = {"g": np.arange(n) % 1_500}
+    rows = mo.Rows(x=np.arange(n)[:, None] % 5.0, y=np.arange(n) % 7.0, codes=codes)
+    terms, M = [mo.models.GroupTerm("g")], mo.models
+
+    def how(family, no_chain=True):
+        return multilevel(family, terms, rows, no_chain=no_chain).how
+
+    assert how(M.Gaussian()) == "explicit"
+    assert how(M.Gaussian(), no_chain=False) == how(M.StudentT()) == "integrate"
+    assert how(M.Gaussian(priors={"intercept": mo.priors.StudentT(3.0)})) == "integrate"
+
+
 def test_the_factor_of_the_most_levels_is_integrated_out():
     rng, n = np.random.default_rng(8), 6_000
     codes = {"plane": rng.integers(0, 1_900, n), "carrier": rng.integers(0, 120, n)}

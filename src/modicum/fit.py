@@ -172,7 +172,8 @@ def fit(
     how: dict[str, Any] = {name: asked[name] for name in OF_TABLES}
     how |= {"progressbar": progressbar, "by_class": by_class}
     table_rows = read_formula(formula, data, **how)
-    held = model_for(table_rows.rows, family, priors, groups)
+    no_chain = settings.sampler(table_rows.rows).may_draw_normals
+    held = model_for(table_rows.rows, family, priors, groups, no_chain)
     origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
     return repeatable(draw(held.model, table_rows.rows, settings, origin), fit, asked)
 
@@ -228,6 +229,7 @@ def model_for(
     family: str | type[LinearPredictorModel] | LinearPredictorModel,
     priors: Mapping[str, Prior] | None = None,
     groups: HoldEffects | None = None,
+    no_chain: bool = False,
 ) -> FormulaModel:
     """Return the model of a formula, for rows that were read with it.
 
@@ -237,6 +239,8 @@ def model_for(
         Rows from `modicum.rows.reading.read_formula`.
     family, priors, groups
         As in `fit`.
+    no_chain
+        Whether the method may draw a model that is normal given its scales without a chain.
     """
     encoding = rows.schema.encoding
     assert encoding is not None, "rows were not read with a formula"
@@ -280,7 +284,7 @@ def model_for(
                 "groups says how to treat group effects, and the formula has none: leave it out."
             )
         return FormulaModel(model, {})
-    choice = multilevel(model, _group_terms(encoding), rows, groups)
+    choice = multilevel(model, _group_terms(encoding), rows, groups, no_chain)
     return FormulaModel(choice.model, {"groups": {"value": choice.how, "why": choice.why}})
 
 

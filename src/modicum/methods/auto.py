@@ -92,6 +92,11 @@ class Auto(Method):
     summary: ClassVar[str] = "the cheapest valid one: laplace, hmc-ecs or nuts; the default"
     of_digests: ClassVar[bool] = True
 
+    @property
+    def may_draw_normals(self) -> bool:  # type: ignore[override]
+        """Whether weighted normal draws may be chosen."""
+        return self.laplace
+
     def plan(self, task: Task) -> Plan:
         """Return the plan of the chosen method."""
         return self.decide(task)[1]

@@ -439,6 +439,7 @@ class Laplace(Method):
     name: ClassVar[str] = "laplace"
     summary: ClassVar[str] = "normal draws at the mode, weighted by a pool of rows; no chain"
     has_warmup: ClassVar[bool] = False
+    may_draw_normals = True
     of_few_rows: ClassVar[bool] = False
     of_digests: ClassVar[bool] = True
 

@@ -213,6 +213,7 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]  # in a few words, for help texts and lists
     has_warmup: ClassVar[bool] = True
+    may_draw_normals = False  # whether it may take normal draws rather than a chain
     of_digests: ClassVar[bool] = False  # whether it accepts a digest in place of rows
     of_few_rows: ClassVar[bool] = True  # whether a step is cheap enough for thousands of chains
 

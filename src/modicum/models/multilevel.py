@@ -34,6 +34,7 @@ ROWS_NEEDED = 0.08
 MOST_ROWS = 2_000
 GROUPS_NEEDED, NODES = 40, 9  # groups per step and nodes per effect, if effects are integrated out
 FRESH = 1 / 80  # share of a step's rows that are whitened per gradient: a block of 20 in four
+MOST_DIRECT = 5_000  # parameters with normal noise that are drawn given scales, 5 s per thousand
 MANY = 500  # parameters above which whitening a row (d^2 operations) may tip the choice
 
 
@@ -50,6 +51,7 @@ def multilevel(
     terms: Sequence[GroupTerm],
     rows: Rows,
     how: HoldEffects | None = None,
+    no_chain: bool = False,
 ) -> Multilevel:
     """Return a family with group terms whose effects are treated the cheaper way.
 
@@ -64,6 +66,8 @@ def multilevel(
         The rows, which hold the codes of the groups.
     how
         "explicit" or "integrate"; None chooses by estimated cost.
+    no_chain
+        Whether explicit effects that are normal given their scales will be drawn without a chain.
 
     Examples
     --------
@@ -77,13 +81,18 @@ def multilevel(
         raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
     terms = tidy_groups(terms)  # refuses an effect that occurs twice
     sizes = _sizes(terms, rows)
-    obstacle = _obstacle(family, sizes.inner, sizes.beside)
+    own = _of_coefficients(family, terms)
+    obstacle = _obstacle(family, sizes.inner, sizes.beside, own)
     if how == "integrate" and obstacle is not None:
         raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
     arrow = not family.modelled and _is_arrow(family, terms, sizes)
     possible = sizes.all <= DENSE_LIMIT or arrow
-    thin = not possible or sizes.needed > MOST_ROWS
+    thin = sizes.needed > MOST_ROWS
     thin = thin or (sizes.all > MANY and _integrating_is_cheaper(rows, terms, sizes))
+    few = possible and sizes.all <= MOST_DIRECT
+    noise = family.at_known_scale() is not None and not family.observed_in(rows)  # is normal
+    direct = thin and few and no_chain and noise and all(prior.is_normal for prior in own)
+    thin = not possible or (thin and not direct)
     if how == "integrate" or (how is None and thin and obstacle is None):
         _require_known_priors(family, terms, rows)
         model = _integrated(family, sizes.inner, sizes.outer)
@@ -91,9 +100,18 @@ def multilevel(
     if not possible:
         raise _too_many_parameters(sizes, obstacle)
     why = f"{sizes.all:,} parameters for {len(rows):,} rows are few"
+    if direct:
+        why = f"{sizes.all:,} parameters are normal given their scales, and drawn without a chain"
     if how is not None or thin:
         why = "set by hand" if how else f"{obstacle}"
     return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
+
+
+def _of_coefficients(family: LinearPredictorModel, terms: Sequence[GroupTerm]) -> list[Prior]:
+    """Return the priors that were given of coefficients, rather than of scales."""
+    owned = {"group_sd", "group_cor", "smooth_sd", *map(family.extra_key, family.extras)}
+    owned |= {key for term in (*terms, *family.smooths) for key in (term.key, *term.sd_keys)}
+    return [prior for key, prior in family.prior_table if key not in owned]
 
 
 def _require_known_priors(
@@ -184,7 +202,12 @@ def _integrating_is_cheaper(rows: Rows, terms: Sequence[GroupTerm], sizes: _Size
     return integrated < explicit
 
 
-def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: int) -> str | None:
+def _obstacle(
+    family: LinearPredictorModel,
+    terms: Sequence[GroupTerm],
+    beside: int,
+    of_coefficients: Sequence[Prior],
+) -> str | None:
     """Say why effects of one factor cannot be integrated out; None if they can."""
     if family.predictor_per_class:
         return "effects cannot be integrated out where each class has its own"
@@ -205,9 +228,7 @@ def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: 
     if shrunk:
         kind = hyphenated(type(shrunk[0]))
         return f"a {kind} prior cannot be combined with effects that are integrated out"
-    owned = {"group_sd", *(key for term in terms for key in (term.key, *term.sd_keys))}
-    owned |= {family.extra_key(name) for name in family.extras}
-    if any(prior.is_bounded for key, prior in by_key.items() if key not in owned):
+    if any(prior.is_bounded for prior in of_coefficients):
         return "coefficients within bounds cannot be combined with effects that are integrated out"
     own = {key: by_key[key] for key in ("group_sd", terms[0].field) if key in by_key}
     for key, prior in own.items():
