@@ -250,7 +250,13 @@ def read_rows(
     """Open a row store, or read files into OUT/rows unless they are there already."""
     require_path(data)
     if formula is None and is_store(data):
-        return TableRows(_chosen_store(data, choice), 0)
+        rows = Rows.open(data)
+        if not choice.unused() or choice.outcome not in (None, rows.outcome):
+            raise SettingError(
+                f"{place_name(data)} is a row store, whose columns were chosen when it was made "
+                f"(outcome {rows.outcome!r}): leave out the options that name columns."
+            )
+        return TableRows(rows, 0)
     if formula is None and choice.outcome is None:
         raise SettingError(
             "name the column of the outcome with --outcome NAME, or give a formula after the data."
@@ -283,17 +289,6 @@ def read_rows(
         )
 
     return stored_rows(origin, make, data, out, overwrite)
-
-
-def _chosen_store(store: str, choice: ColumnChoice) -> Rows:
-    """Open a store; refuse a choice of other columns than those it has."""
-    rows = Rows.open(store)
-    if not choice.unused() or choice.outcome not in (None, rows.outcome):
-        raise SettingError(
-            f"{place_name(store)} is a row store, whose columns were chosen when it was made "
-            f"(outcome {rows.outcome!r}): leave out the options that name columns."
-        )
-    return rows
 
 
 def stored_rows(

@@ -63,6 +63,8 @@ def reproduce(
     replaces its earlier results.
     """
     with one_sentence():
+        from modicum_lab.papers.pages import write_gallery, write_page
+
         experiments = _experiments(paper, experiment, scale)
         if list_:
             _list_experiments(experiments, console(quiet=False))
@@ -71,10 +73,14 @@ def reproduce(
             raise SettingError("name the paper: modicum reproduce hmc-ecs, or ewsg.")
         gallery = _docs_folder() / "gallery" if docs else None
         say = console(quiet)
-        failed = _reproduce_all(experiments, scale, out, seed, say)  # type: ignore[arg-type]
+        failed = 0
+        for number, each in enumerate(experiments, 1):
+            say.print(f"[{number}/{len(experiments)}] {each.name}: {each.title}")
+            failed += not _reproduce(each, scale, out, seed, say)  # type: ignore[arg-type]
+            page = write_page(out)  # after each, so that it can be read while others still run
+        if experiments:
+            say.print(f"The page is {page}.")
         if gallery is not None:
-            from modicum_lab.papers.pages import write_gallery
-
             say.print(f"The gallery is {write_gallery(out, gallery)}.")
         if failed:
             raise typer.Exit(1)
@@ -96,22 +102,6 @@ def _list_experiments(experiments: list[Experiment], say: Console) -> None:
     wide = max((len(each.name) for each in experiments), default=0)
     for each in experiments:
         say.print(f"{each.paper:<7}  {each.name:<{wide}}  {each.title}")
-
-
-def _reproduce_all(
-    experiments: list[Experiment], scale: Scale, out: Path, seed: int, say: Console
-) -> int:
-    """Run the experiments, write their files, and update the page; return how many failed."""
-    from modicum_lab.papers.pages import write_page
-
-    failed = 0
-    for number, each in enumerate(experiments, 1):
-        say.print(f"[{number}/{len(experiments)}] {each.name}: {each.title}")
-        failed += not _reproduce(each, scale, out, seed, say)
-        page = write_page(out)  # after each, so that it can be read while others still run
-    if experiments:
-        say.print(f"The page is {page}.")
-    return failed
 
 
 def _reproduce(experiment: Experiment, scale: Scale, out: Path, seed: int, say: Console) -> bool:

@@ -50,14 +50,6 @@ def describe_rows(rows: Rows, source: str) -> str:
     return text
 
 
-def done_line(post: Posterior) -> str:
-    """Return one line with method, number of draws, seed and time."""
-    s = post.settings
-    warm_up = f" after {s['tune']:,} of warm-up" if s["tune"] else ""
-    drawn = f"{count(post.chains, 'chain')} of {count(post.num_draws, 'draw')}{warm_up}"
-    return f"{s['method']}: {drawn}, seed {s['seed']}, in {s['seconds']:.1f} s."
-
-
 def cost_line(post: Posterior) -> str:
     """Return the ledger as one line."""
     ledger = post.ledger
@@ -96,7 +88,10 @@ def show(
     post: Posterior, table: pd.DataFrame, out: Path, say: Console, report: bool = False
 ) -> None:
     """Print the results of a fit, its cost and the files that were written."""
-    say.print(done_line(post))
+    s = post.settings
+    warm_up = f" after {s['tune']:,} of warm-up" if s["tune"] else ""
+    drawn = f"{count(post.chains, 'chain')} of {count(post.num_draws, 'draw')}{warm_up}"
+    say.print(f"{s['method']}: {drawn}, seed {s['seed']}, in {s['seconds']:.1f} s.")
     say.print()
     say.print(summary_table(table))
     if len(table) > LINES:

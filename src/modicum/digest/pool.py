@@ -308,17 +308,13 @@ def keep(
         tables = weight_tables(expected_residuals(sums, form, proxy, pilot), FLOOR)
         row_ids, strata, n, drawn = choose(tables, size, rng)
     pool = rows.subset(row_ids)
-    count = _counts(sums, pool)
-    part = np.zeros(len(n), np.int32)
-    return Pool(pool, np.ones(len(row_ids)), count, strata, n, drawn, part)
-
-
-def _counts(sums: Sums, pool: Rows) -> np.ndarray:
-    """Return how many of all rows are equal to each row of the pool, itself included."""
+    # how many of all rows are equal to each row of the pool, itself included
     sought = RowCounts(pool)
     sums.ledger.add("digest", len(sums.rows), "density", passes=1)
     (counts,) = sums.engine.map_reduce(_count_in_batch, sought, sums.rows, "count")
-    return np.asarray(counts)[sought.place]
+    count = np.asarray(counts)[sought.place]
+    part = np.zeros(len(n), np.int32)
+    return Pool(pool, np.ones(len(row_ids)), count, strata, n, drawn, part)
 
 
 def _count_in_batch(

@@ -119,7 +119,15 @@ class Modes:
         unvisited = self.weights[visited:]
         if not len(unvisited):
             return []
-        where = self._where(visited, names)
+        difference = self.points[visited] - self.points[0]
+        sd = np.sqrt(np.sum(self.factors[0] ** 2, axis=1))
+        order = np.argsort(-np.abs(difference) / sd, kind="stable")[:3]
+        far = [i for i in order if abs(difference[i]) > APART / 2 * sd[i]] or order[:1]
+        where = ", ".join(
+            f"{parameter_name(names, int(i))} = {self.points[visited][i]:.3g} "
+            f"instead of {self.points[0][i]:.3g}"
+            for i in far
+        )
         others = (
             "another mode" if len(unvisited) == 1 else f"{len(unvisited)} other modes, one of them"
         )
@@ -135,18 +143,6 @@ class Modes:
                 modes=len(self),
             )
         ]
-
-    def _where(self, index: int, names: tuple[str, ...]) -> str:
-        """Name the parameters in which a mode differs most from the first, largest first."""
-        difference = self.points[index] - self.points[0]
-        sd = np.sqrt(np.sum(self.factors[0] ** 2, axis=1))
-        order = np.argsort(-np.abs(difference) / sd, kind="stable")[:3]
-        far = [i for i in order if abs(difference[i]) > APART / 2 * sd[i]] or order[:1]
-        return ", ".join(
-            f"{parameter_name(names, int(i))} = {self.points[index][i]:.3g} "
-            f"instead of {self.points[0][i]:.3g}"
-            for i in far
-        )
 
 
 @in_double_precision

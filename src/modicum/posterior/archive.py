@@ -362,7 +362,11 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
         if prior is not None:
             before = prior_outcome_draws(predictor, prior, sampled, seed)
             outcomes["prior_predictive"] = outcome_array(*before, seed, None)[None]
-    outcomes = _as_whole_numbers(outcomes)
+    # ArviZ recognises counts by their type
+    are_whole = all(
+        np.all((x == np.floor(x)) & (np.abs(x) < LARGEST_WHOLE)) for x in outcomes.values()
+    )
+    outcomes = {kind: x.astype(np.int64) if are_whole else x for kind, x in outcomes.items()}
     shape = outcomes["observed_data"].shape[1:]
     dims = (ROW, *(f"{name}_dim_{i}" for i in range(len(shape))))  # ArviZ's own default names
     by_draw = ("chain", "draw", *dims)
@@ -374,14 +378,6 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
     for group, at in (("posterior_predictive", coords), ("prior_predictive", {})):
         if group in outcomes:
             tree[group] = xr.Dataset({name: (by_draw, outcomes[group])}, at | {ROW: ids})
-
-
-def _as_whole_numbers(outcomes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Convert integer-valued outcomes to integers: ArviZ recognises counts by their type."""
-    are_whole = all(
-        np.all((x == np.floor(x)) & (np.abs(x) < LARGEST_WHOLE)) for x in outcomes.values()
-    )
-    return {kind: x.astype(np.int64) if are_whole else x for kind, x in outcomes.items()}
 
 
 def _netcdf_engine() -> Literal["h5netcdf", "netcdf4"]:

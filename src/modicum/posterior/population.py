@@ -394,7 +394,17 @@ def population(
     """
     encoding = None if post.fit_rows is None else post.fit_rows.encoding
     if encoding is None:
-        return _of_arrays(post, data, most, seed, groups)
+        if data is None and post.rows is None:
+            raise SettingError(
+                "this needs rows to average over, and this posterior, made by hand or loaded from "
+                "a file, does not hold any; give rows, or a table, as `data`."
+            )
+        rows = post.rows_or_own(data, False, "refuse", groups)
+        if not len(rows):
+            raise DataError("there are no rows to average over: at least one is needed.")
+        ids = np.sort(random_rows(len(rows), most, seed))
+        sample = replace(rows, rows=rows.rows.subset(ids))
+        return ArrayPopulation.of(sample, post.fit_rows, len(ids) / len(rows))
     table, fitted = (post.table, post.rows) if data is None else (data, None)
     if table is None:
         raise SettingError(
@@ -411,20 +421,3 @@ def population(
     first_new = {g.field: len(g.levels) for g in encoding.groupings}
     encoding = encoding.with_levels_of(source_of(sample))
     return TablePopulation(sample, encoding, first_new, share)
-
-
-def _of_arrays(
-    post: FittedDraws, data: RowsLike | None, most: int, seed: int, groups: Groups | None
-) -> ArrayPopulation:
-    """Return up to `most` random rows of a fit without a formula."""
-    if data is None and post.rows is None:
-        raise SettingError(
-            "this needs rows to average over, and this posterior, made by hand or loaded from a "
-            "file, does not hold any; give rows, or a table, as `data`."
-        )
-    rows = post.rows_or_own(data, False, "refuse", groups)
-    if not len(rows):
-        raise DataError("there are no rows to average over: at least one is needed.")
-    ids = np.sort(random_rows(len(rows), most, seed))
-    sample = replace(rows, rows=rows.rows.subset(ids))
-    return ArrayPopulation.of(sample, post.fit_rows, len(ids) / len(rows))

@@ -231,7 +231,15 @@ def learning_curve(
             "the statistic must be a function of draws by name, such as "
             f"lambda draws: draws['beta'].mean(axis=0), not {statistic!r}."
         )
-    spent = _passes(post)
+    # the passes over the rows that each chain had made by each draw, (chain, draw)
+    if "rows_touched" not in post.stats:
+        raise SettingError(
+            "a learning curve needs the number of rows each draw touched (stats['rows_touched']), "
+            "which this posterior does not have."
+        )
+    before = post.settings.get("warmup_rows", 0)
+    touched = np.cumsum(post.stats["rows_touched"], axis=1, dtype=float)
+    spent = (touched + (before if is_number(before) else 0)) / post.ledger.rows
     number = spent.shape[1]  # by default, evenly spread draws
     places = np.unique(np.linspace(0, number - 1, min(CURVE_POINTS, number)).astype(int))
     moments = spent.max(axis=0)[places] if at is None else np.asarray(at, dtype=float)
@@ -251,18 +259,6 @@ def learning_curve(
     ]
     lines = [value if isinstance(value, Mapping) else {"value": value} for value in values]
     return pd.DataFrame(lines, index=pd.Index(moments, name="passes"))
-
-
-def _passes(post: FittedDraws) -> np.ndarray:
-    """Return the passes over the rows that each chain had made by each draw, (chain, draw)."""
-    if "rows_touched" not in post.stats:
-        raise SettingError(
-            "a learning curve needs the number of rows each draw touched (stats['rows_touched']), "
-            "which this posterior does not have."
-        )
-    before = post.settings.get("warmup_rows", 0)
-    touched = np.cumsum(post.stats["rows_touched"], axis=1, dtype=float)
-    return (touched + (before if is_number(before) else 0)) / post.ledger.rows
 
 
 WORD = re.compile(r"\w")

@@ -83,10 +83,19 @@ def learn(
     reading = _Reading(formula, fields, source, weight, drop)
     reading.read()
     factors = [reading.factor(expression) for expression in reading.factors]
+    number = {factor.expression: i for i, factor in enumerate(factors)}
+    spans = [factor.spans for factor in factors]
+    encoded = []
+    for predictor in formula.predictors:
+        terms = [tuple(number[factor.text] for factor in term) for term in predictor.terms]
+        scoped = reduced_parts(terms, spans, predictor.intercept)
+        names = [":".join(factors[i].label for i in term) for term in terms]
+        pairs = zip(names, scoped, strict=True)
+        encoded += [Term(name, parts, predictor.parameter) for name, parts in pairs]
     encoding = FormulaEncoding(
         formula=formula.text,
         factors=tuple(factors),
-        terms=_encoded_terms(formula, factors),
+        terms=tuple(encoded),
         intercept=formula.predictors[0].intercept,
         outcome=None if formula.outcome is None else reading.outcome(formula.outcome, counted),
         fields=fields,
@@ -98,20 +107,6 @@ def learn(
         drops=drop,
     )
     return Learned(encoding, reading.rows, reading.dropped)
-
-
-def _encoded_terms(formula: Formula, factors: Sequence[Factor]) -> tuple[Term, ...]:
-    """Return the terms, whose columns do not repeat those of earlier terms."""
-    number = {factor.expression: i for i, factor in enumerate(factors)}
-    spans = [factor.spans for factor in factors]
-    encoded = []
-    for predictor in formula.predictors:
-        terms = [tuple(number[factor.text] for factor in term) for term in predictor.terms]
-        scoped = reduced_parts(terms, spans, predictor.intercept)
-        names = [":".join(factors[i].label for i in term) for term in terms]
-        pairs = zip(names, scoped, strict=True)
-        encoded += [Term(name, parts, predictor.parameter) for name, parts in pairs]
-    return tuple(encoded)
 
 
 class _Reading:
