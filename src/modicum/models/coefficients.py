@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
+from math import pi
 from typing import ClassVar, Self
 
 import jax
@@ -73,14 +74,18 @@ ELSEWHERE = {  # what brms calls parameters of ours
     "kappa": "concentration",
     "zoi": "edge_chance",
     "coi": "one_share",
+    "alpha": "skewness",
 }
 
+
+MOST_SKEW = (4 - pi) / 2 * (pi / 2 - 1) ** -1.5  # of a skew-normal variable: half a normal one's
 
 # By the prefix of a parameter's name: what its coordinate maps to, and the sd of the coordinate's
 # default prior, about 0.
 COORDINATES: dict[str, tuple[Constraint, float]] = {
     "log_": (positive, 5.0),  # from 3e-7 to 3e6 within three sds
     "logit_": (interval(0, 1), 2.5),  # from 0.0006 to 0.9994
+    "tanh_": (interval(-MOST_SKEW, MOST_SKEW), 2.0),  # two sds: 96 % of the largest
     "class_": (real, 10.0),  # of a class against the reference, as an intercept
     "": (real, 5.0),
 }

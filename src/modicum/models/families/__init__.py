@@ -30,6 +30,7 @@ from modicum.models.families.real import (
     AsymmetricLaplace,
     Gaussian,
     GaussianLog,
+    SkewNormal,
     StudentT,
     VonMises,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "Poisson",
     "PoissonRates",
     "Probit",
+    "SkewNormal",
     "Softmax",
     "StoppingRatio",
     "StudentT",
@@ -92,7 +94,7 @@ FAMILIES: dict[str, type[LinearPredictorModel]] = {
         *(ZeroInflatedPoisson, ZeroInflatedNegativeBinomial, HurdlePoisson),
         *(HurdleNegativeBinomial, Gamma, InverseGaussian, Lognormal, HurdleGamma),
         *(HurdleLognormal, Tweedie, Ordinal, StoppingRatio, AdjacentCategory, Exponential),
-        *(Weibull, Loglogistic, AsymmetricLaplace, VonMises),
+        *(Weibull, Loglogistic, AsymmetricLaplace, SkewNormal, VonMises),
     )
 }
 
