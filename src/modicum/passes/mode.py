@@ -450,7 +450,7 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     may or may not have a mode.
     """
     model, rows = sums.target.model.row_model, sums.rows.members
-    if not isinstance(model, ScaleFamily) or not model.extras:
+    if not isinstance(model, ScaleFamily) or "log_scale" not in model.extras:
         return
     theta = sums.target.unravel(point)
     # without an intercept, coefficients of levels are the logarithms of their scales
