@@ -314,7 +314,7 @@ QUICKLY = ("probit", "poisson", "ordinal")
     [
         pytest.param(name, marks=[] if name in QUICKLY else [pytest.mark.slow])
         for name in FAMILIES
-        if name != "softmax"
+        if not FAMILIES[name].predictor_per_class
     ],
 )
 def test_means_over_groups_that_rows_do_not_name(name):

@@ -241,6 +241,8 @@ class SkewNormal(ScaleFamily):
     6.3
     """
 
+    on_numpy: ClassVar[bool] = False
+
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]
         """`log_scale`, unless it is known, and the coordinate of the skewness."""
