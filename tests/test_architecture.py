@@ -45,17 +45,17 @@ ORDER = (  # from the top down; packages on one line may use each other
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 7_890,
-    "rows": 6_700,
+    "rows": 6_670,
     "methods": 6_250,
-    "posterior": 6_130,
-    "kernels": 3_800,
-    "passes": 3_040,
+    "posterior": 6_020,
+    "kernels": 3_790,
+    "passes": 3_010,
     "": 3_190,
-    "run": 1_340,
-    "cli": 1_110,
+    "run": 1_330,
+    "cli": 1_100,
     "digest": 900,
     "linalg": 710,
-    "diagnostics": 540,
+    "diagnostics": 530,
 }
 
 NAMED_TWICE = {  # classes that users know by the module they are in
@@ -241,8 +241,8 @@ def test_only_packages_and_public_modules_list_their_names():
 def test_packages_keep_to_their_budgets(library):
     lines = sizes(library)
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
-    assert sum(BUDGET.values()) <= 41_600
-    assert len(library) <= 207
+    assert sum(BUDGET.values()) <= 41_390
+    assert len(library) <= 194
 
 
 def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings():

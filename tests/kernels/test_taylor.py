@@ -71,7 +71,7 @@ def test_residuals_and_proxies_add_up_to_the_log_posterior(family, order):
 def test_derivatives_in_predictors_expand_rows_along_bent_paths_too():
     e = expanded("gaussian, scale estimated", 2)
     z = somewhere(len(e.anchor.point))
-    in_precision = e.proxy._replace(bend=bend(e.anchor, [len(z) - 1], np.array([-2.0])))
+    in_precision = e.proxy._replace(bend=bend(e.target, e.anchor, [len(z) - 1], np.array([-2.0])))
 
     def values(proxy, cached):
         return np.asarray(jax.jit(e.cv.values)(cached, z, proxy))

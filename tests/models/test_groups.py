@@ -194,7 +194,7 @@ def test_what_cannot_be_a_group_is_refused():
     for says, codes in (("holds 0.125, and f", np.arange(120) / 8), ("one level only", [0] * 120)):
         refused(mo.DataError, says, lambda g=codes: Target.of(M.Logistic(groups="g"), rows(g=g)))
     classes = M.Softmax(classes=3, groups="g")
-    refused(mo.SettingError, "with one linear predictor", Target.of, classes, rows())
+    refused(mo.SettingError, "for which mo.fit has names", Target.of, classes, rows())
     refused(mo.SettingError, "must be a list of names", G, "g", "a")
     refused(mo.SettingError, "must be True or False, not 'no'", G, "g", ("1", "a"), "no")
 

@@ -84,6 +84,7 @@ def multilevel(
     own = _of_coefficients(family, terms)
     obstacle = _obstacle(family, sizes.inner, sizes.beside, own)
     if how == "integrate" and obstacle is not None:
+        _require_known_priors(family, terms, rows)  # a misspelt key may look like an obstacle
         raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
     arrow = not family.modelled and _is_arrow(family, terms, sizes)
     possible = sizes.all <= DENSE_LIMIT or arrow
