@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
 COLOURS = {
+    "modicum-weighted": "#facc15",
     "modicum": METHOD_COLOURS["hmc-ecs"],
     "modicum-store": "#7c2d12",
     "modicum-signed": METHOD_COLOURS["hmc-ecs-signed"],
@@ -31,6 +32,7 @@ COLOURS = {
     "numpyro-ecs-default": "#93c5fd",
     "numpyro-nuts": "#0e7490",
     "blackjax-nuts": METHOD_COLOURS["nuts"],
+    "blackjax-mclmc": "#166534",
     "blackjax-sgld": "#84cc16",
     "blackjax-sghmc": "#14b8a6",
     "laplace": "#6b7280",

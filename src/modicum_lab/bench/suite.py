@@ -17,7 +17,10 @@ from modicum_lab.bench.measurements import Measurements, in_turns
 from modicum_lab.bench.problems import PROBLEMS, ProblemData, find_problem
 from modicum_lab.bench.runs import Budget
 
-LIGHT = ("modicum", "modicum-store", "modicum-signed", "modicum-sghmc", "laplace", "statsmodels")
+LIGHT = (
+    *("modicum-weighted", "modicum", "modicum-store", "modicum-signed", "modicum-sghmc"),
+    *("laplace", "statsmodels"),
+)
 PROXY = ("numpyro-ecs-hessian",)  # the fastest of NumPyro's
 STOCHASTIC = ("blackjax-sgld", "blackjax-sghmc")
 FULL = {
@@ -31,7 +34,10 @@ FULL = {
     **{f"plain-d{d}": ("modicum",) for d in (10, 30, 100, 300)},
 }
 QUICK = {
-    "higgs-20k": ("modicum", "modicum-store", "numpyro-ecs-200", "laplace", "statsmodels"),
+    "higgs-20k": (
+        *("modicum-weighted", "modicum", "modicum-store", "numpyro-ecs-200", "laplace"),
+        "statsmodels",
+    ),
     "higgs-100k": ("modicum", "modicum-store"),
 }
 HUGE = {"plain-10m": ("modicum",), "plain-100m": ("modicum-store",)}

@@ -1,4 +1,4 @@
-"""BlackJAX: NUTS on all rows, SGLD and SGHMC with control variates.
+"""BlackJAX: NUTS and adjusted MCLMC on all rows, SGLD and SGHMC with control variates.
 
 All move in z, t = mode + L z, where the posterior is about standard normal and step sizes are
 meaningful, as a careful user of BlackJAX would arrange. BlackJAX leaves the loop to its user: here
@@ -30,6 +30,7 @@ from modicum_lab.bench.runs import Budget, RunResult, from_draws
 BATCH = 200
 SGLD_STEP, SGLD_THIN = 0.05, 10  # variances of a standard normal come out 2.5 % too large
 SGHMC_STEP, SGHMC_STEPS = 0.12, 10  # a trajectory of 1.2, as in the HMC-ECS paper
+MCLMC_STEPS, MCLMC_TARGET = 2.0, 0.9  # gradients of a trajectory, and acceptance: its own advice
 CHUNK, WHOLE_CHUNK = 500, 10
 
 
@@ -68,6 +69,70 @@ def nuts(problem: ProblemData, budget: Budget) -> RunResult:
         scan = scan_until(chunk, (jax.random.fold_in(key, 1), state), data, 0, budget)
     n = len(problem)
     return _result(scan, mode, adapting, mode.rows + n * int(np.sum(steps)), n * scan.gradients)
+
+
+@contender("blackjax-mclmc", "BlackJAX adjusted MCLMC, all rows", "blackjax", 3.0)
+def mclmc(problem: ProblemData, budget: Budget) -> RunResult:
+    """Adjusted microcanonical Langevin, with step and mass matrix by BlackJAX's own search."""
+    import blackjax
+    import jax
+    import jax.numpy as jnp
+
+    mode = problem.find_mode()
+    with jax.enable_x64(True):
+        tune, _ = forecast(gradient_seconds(problem, mode), budget)
+        data, density = arrays(problem), whitened(problem, mode)
+        tuning, starting, running = jax.random.split(jax.random.key(budget.seed), 3)
+        kernel = blackjax.adjusted_mclmc_dynamic.build_kernel(
+            lambda key: jnp.ceil(jax.random.uniform(key) * (2 * MCLMC_STEPS - 1)).astype(int)
+        )
+        started = time.perf_counter()
+
+        def adapt(key: Pytree, *data: Pytree) -> Pytree:
+            def log_density(z: Pytree) -> Pytree:
+                return density(z, *data)
+
+            state = blackjax.adjusted_mclmc_dynamic.init(
+                jnp.zeros(problem.size), log_density, starting
+            )
+
+            def step(
+                rng_key: Pytree,
+                state: Pytree,
+                logdensity_fn: Pytree,
+                step_size: Pytree,
+                inverse_mass_matrix: Pytree,
+                integration_steps_params: Pytree,  # none: their mean is fixed
+            ) -> Pytree:
+                del integration_steps_params
+                return kernel(
+                    rng_key, state, logdensity_fn, step_size, jnp.inf, inverse_mass_matrix
+                )
+
+            state, settings, *_ = blackjax.adjusted_mclmc_find_L_and_step_size(
+                *(step, log_density, 5 * tune, state, key),
+                target=MCLMC_TARGET,
+                target_num_integration_steps=MCLMC_STEPS,
+            )
+            return state, settings.step_size, settings.inverse_mass_matrix
+
+        state, size, mass = jax.block_until_ready(jax.jit(adapt)(tuning, *data))
+        adapting = time.perf_counter() - started
+
+        def chunk(carried: Pytree, *data: Pytree) -> Pytree:
+            def iteration(carried: Pytree, _: None) -> Pytree:
+                key, state = carried
+                key, now = jax.random.split(key)
+                state, info = kernel(now, state, lambda z: density(z, *data), size, jnp.inf, mass)
+                return (key, state), (state.position, info.num_integration_steps)
+
+            return jax.lax.scan(iteration, carried, None, length=WHOLE_CHUNK)
+
+        scan = scan_until(chunk, (running, state), data, 0, budget)
+    n = len(problem)
+    evaluated = 2 * n  # gradients of a step of McLachlan's integrator, times rows
+    before = mode.rows + evaluated * int(tune * MCLMC_STEPS)
+    return _result(scan, mode, adapting, before, evaluated * scan.gradients)
 
 
 @contender("blackjax-sgld", "BlackJAX SGLD, control variates", "blackjax", 3.0)
