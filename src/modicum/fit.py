@@ -17,7 +17,7 @@ from modicum.libraries import pyarrow as pa
 from modicum.methods import Method
 from modicum.methods.method import Tuning
 from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
-from modicum.models.families import family_named, has_classes
+from modicum.models.families import as_family, has_classes
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
 from modicum.models.priors.distributions import Prior
@@ -289,21 +289,18 @@ def model_for(
 
 
 def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
-    if isinstance(family, str):
-        family = family_named(family)
-    if isinstance(family, type) and issubclass(family, LinearPredictorModel):
-        return family(intercept=encoding.intercept)
-    if not isinstance(family, LinearPredictorModel):
+    chosen = as_family(family)
+    if chosen is None:
         raise SettingError(
             "family must be a name such as 'logistic', a family such as mo.models.Poisson, or one "
             f"with settings, not {family!r}; fit any other model with mo.sample(model, rows)."
         )
-    if encoding.intercept and not family.intercept:
+    if encoding.intercept and not chosen.intercept:
         raise SettingError(
             f"the family has intercept=False and the formula {encoding.formula!r} has an "
             "intercept: write '0 +' in the formula, and leave intercept out."
         )
-    return replace(family, intercept=encoding.intercept)
+    return replace(chosen, intercept=encoding.intercept)
 
 
 def _of_each_class(priors: Mapping[str, Prior], names: Sequence[str]) -> dict[str, Prior]:

@@ -20,7 +20,7 @@ from modicum.errors import SettingError
 from modicum.fit import Table, model_for, one_text
 from modicum.models import LinearPredictorModel, Target
 from modicum.models import priors as distributions
-from modicum.models.families import family_named, has_classes
+from modicum.models.families import as_family, has_classes
 from modicum.models.multilevel import HoldEffects
 from modicum.models.priors import *  # noqa: F403 - the names in its `__all__`
 from modicum.models.priors import Prior
@@ -79,9 +79,10 @@ def default(
         model = model_for(rows, family, priors, groups).model
     else:
         chosen: Any = family if data is None else data  # `default(rows, family)`
-        model, rows = family_named(chosen)() if isinstance(chosen, str) else chosen, formula
-        if not isinstance(model, LinearPredictorModel):
-            raise SettingError(f"family must be a name or a family, not {type(model).__name__}.")
+        own, rows = as_family(chosen), formula
+        if own is None:
+            raise SettingError(f"family must be a name or a family, not {type(chosen).__name__}.")
+        model = own
         check_model_and_rows(model, rows)
     units = model.units(rows)
     target, _ = Target.of(model, units)

@@ -29,7 +29,7 @@ from modicum.models import (
     Logistic,
     Softmax,
 )
-from modicum.models.families import PoissonRates, family_named
+from modicum.models.families import PoissonRates, as_family
 from modicum.models.families.real import ScaleFamily
 from modicum.models.model import BaseModel
 from modicum.models.priors.distributions import Prior
@@ -346,11 +346,11 @@ class Regressor(_Regression):
         self.family = family
 
     def _family(self) -> LinearPredictorModel:
-        family = family_named(self.family)() if isinstance(self.family, str) else self.family
-        if not isinstance(family, LinearPredictorModel):
+        family = as_family(self.family)
+        if family is None:
             raise SettingError(
                 "family must be a name such as 'gamma', or a family with settings such as "
-                f"mo.models.StudentT(df=3), not {family!r}."
+                f"mo.models.StudentT(df=3), not {self.family!r}."
             )
         name = type(family).__name__
         if type(family).decide is not BaseModel.decide:

@@ -38,7 +38,7 @@ from modicum.errors import DataError, ModicumWarning, SettingError, warn, warn_o
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.ledger import Ledger
-from modicum.models import BaseModel, LinearPredictorModel, Target
+from modicum.models import BaseModel, Target
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.models.outcome_checks import count_classes
 from modicum.models.over_draws import rebuild
@@ -608,7 +608,7 @@ def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) ->
     model.check(rows)
     classes = count_classes(rows) if open_classes(model) else None
     units = None
-    if isinstance(model, LinearPredictorModel):
+    if model.has_predictors:
         units = moment_sums(rows)
         ledger.add("priors", len(rows), "density", passes=1)
     target, start = Target.of(with_known_data(model, rows, units, classes), rows, ledger)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError
-from modicum.models import BaseModel, LinearPredictorModel, Target
+from modicum.models import BaseModel, Target
+from modicum.models.linear_predictor import family_of
 from modicum.models.model import Batch, Params
 from modicum.models.priors.units import MomentSums
 from modicum.models.tracing import expression_digest
@@ -80,8 +81,8 @@ def with_known_data(
     """Return the model with what depends on all rows: prior units and number of classes."""
     if classes is not None and open_classes(model):
         model = replace(model, classes=classes)  # type: ignore[type-var]
-    if isinstance(model, LinearPredictorModel) and units is not None:
-        known: BaseModel = model.resolved(rows, units.moments())
+    if model.has_predictors and units is not None:
+        known: BaseModel = family_of(model).resolved(rows, units.moments())
     else:
         known = model.resolved(rows)
     if known.constrained:

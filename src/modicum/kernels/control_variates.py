@@ -210,13 +210,7 @@ def control_variate(
         return GroupTaylor(replace(target, model=anywhere), order)
     prior = None if target.exact_prior is None else target.exact_prior[0]
     target = target.likelihood  # the normal priors of families are part of the proxy
-    model = target.model
-    if (
-        isinstance(model, LinearPredictorModel)
-        and model.in_eta_alone
-        and model.series_radius()  # no kink, which no Taylor series represents
-        and len(target.shapes[0]) == 1
-    ):
+    if target.in_one_predictor:
         return LinearTaylor(target, order, precision, prior)
     return AutodiffTaylor(target, order, prior)
 
@@ -322,7 +316,7 @@ class LinearTaylor:
 
     def matrix(self, batch: Batch) -> ModelMatrix:
         """Return the model matrix, with the intercept's column last, in float64."""
-        return self.model.matrix(batch).in_double().with_ones(self.model.intercept)
+        return self.model.full_matrix(batch).in_double()
 
     def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
         """Whiten the rows and expand f at their eta*."""
@@ -369,8 +363,7 @@ class LinearTaylor:
         """Distance of each row's predictor from eta*: x L z."""
         rows = cached.rows
         if isinstance(rows, Mapping):
-            x = self.model.matrix(rows).with_ones(self.model.intercept)
-            return x @ z.astype(self.precision)[: self.target.size]
+            return self.model.full_matrix(rows) @ z.astype(self.precision)[: self.target.size]
         z = z.astype(rows.dtype)
         return (rows @ z if z.ndim == 1 else z @ rows.T).astype(self.precision)
 
@@ -462,10 +455,6 @@ class AutodiffTaylor:
         return False
 
     @property
-    def _has_predictors(self) -> bool:
-        return isinstance(self.target.model, LinearPredictorModel)
-
-    @property
     def fresh_cost(self) -> float:
         """One: a row is kept as it is."""
         return 1.0
@@ -474,7 +463,7 @@ class AutodiffTaylor:
         """Keep the rows as they are, and expand f in their predictors."""
         fields = {k: jnp.asarray(v) for k, v in batch.items() if k != "probability"}
         cached = AutodiffRows(fields, 1.0 / jnp.asarray(batch["probability"]))
-        if not self._has_predictors:
+        if not self.target.model.has_predictors:
             return cached
         _, *taylor = weighted_derivatives(self.target, proxy.point, fields)
         return cached._replace(taylor=taylor)
@@ -497,7 +486,7 @@ class AutodiffTaylor:
         total = _quadratic(z, proxy)
         if proxy.bend is not None:
             total = total + bent_sum(self.target, z, proxy)
-        if self._has_predictors:
+        if self.target.model.has_predictors:
             return _with_exact(total, self.prior, z, proxy)
         return total + self.target.log_prior(unwhiten(z, proxy))
 

@@ -15,6 +15,7 @@ import jax
 
 from modicum.kernels.whitening import Curves
 from modicum.linalg.arrow import ArrowFactor, ArrowMatrix
+from modicum.models import Target
 from modicum.models.model import Batch
 from modicum.passes.anchor import Warp
 from modicum.runtime import Pytree
@@ -257,6 +258,11 @@ class Proxy(NamedTuple):
 
 class ControlVariate(Protocol[Cached]):
     """Residuals of rows about the anchor. Hashable."""
+
+    @property
+    def target(self) -> Target:
+        """The model and its layout."""
+        ...
 
     @property
     def on_numpy(self) -> bool:

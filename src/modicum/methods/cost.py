@@ -17,7 +17,7 @@ import numpy as np
 
 from modicum.errors import ModicumWarning, listed
 from modicum.methods.method import Task
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import Target
 from modicum.models.model import Batch
 from modicum.passes.engine import chunk_bounds, chunk_rows, compiled_pass
 from modicum.passes.sums import chunk_gradient
@@ -209,7 +209,7 @@ def _seconds_of_compiling(task: Task) -> float:
 def seconds_per_gradient(task: Task) -> float:
     """Estimate the seconds per gradient of one row on one core."""
     target, rows = task.target, task.rows
-    linear = isinstance(target.model, LinearPredictorModel)
+    linear = target.model.has_predictors
     if target.model.users_functions and not linear:
         return _timed_gradient(task)  # compiled already, by the search for a mode
     measured = task.sums.clock.per_row.get("hessian")

@@ -134,7 +134,7 @@ class WeighingPool:
         """The rows in whitened coordinates, (rows, d); None without a linear predictor."""
         if self._plain is not None:
             return self._plain.whitened
-        if not isinstance(self.about.control_variate, LinearTaylor):
+        if self.about.linear is None:
             return None
         return np.concatenate([np.asarray(part.rows) for part in self._parts])[: self.rows]
 

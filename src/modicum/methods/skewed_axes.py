@@ -25,11 +25,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from modicum.kernels.control_variates import LinearTaylor, cached_rows, control_variate, proxy
+from modicum.kernels.control_variates import cached_rows, control_variate, proxy
 from modicum.kernels.residuals_by_numpy import needs_no_compiler
 from modicum.kernels.whitening import FIRST, NODES, STEP, Curves
 from modicum.methods.method import Chosen, Task, Tuning
-from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.engine import chunk_bounds
 from modicum.random import Stream, generator
@@ -184,7 +183,7 @@ def may_be_curved(task: Task, anchor: Anchor) -> bool:
     """Whether skewed axes can be found: a linear predictor, one mode, and no scales of groups."""
     model, target = task.target.model, task.target
     return (
-        isinstance(model, LinearPredictorModel)
+        model.has_predictors
         and model.has_mode
         and target.likelihood.size == target.size
         and not task.grouped
@@ -262,7 +261,7 @@ def _longest(rows: np.ndarray) -> np.ndarray:
 def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
     """Return L'x of the rows of largest leverage, by a pass; None without a linear predictor."""
     form = control_variate(task.target, 2)
-    if not isinstance(form, LinearTaylor):
+    if not form.target.in_one_predictor:
         return None
     about = jax.tree.map(np.asarray, proxy(anchor, task.target, 2))
     about = about if needs_no_compiler(form, about) else to_device(about)

@@ -15,7 +15,7 @@ from modicum.arrays import as_either
 from modicum.errors import ModicumWarning, listed
 from modicum.kernels.designs import Design
 from modicum.methods.method import Task
-from modicum.models import IntegratedEffects, Target
+from modicum.models import Target
 from modicum.models.integrals import FlatGroups, Groups, NumPyGroups
 from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
@@ -55,8 +55,7 @@ def with_fixed_nodes(task: Task) -> Task:
 
 def doubts_about_groups(sums: Sums, anchor: Anchor) -> list[ModicumWarning]:
     """Return warnings about the groups, before any chain runs."""
-    model, groups = sums.target.model, sums.rows
-    assert isinstance(model, IntegratedEffects)
+    model, groups = sums.target.integrated, sums.rows
     places = sums.target.unravel(np.arange(sums.target.size))["group_log_sd"]
     width = anchor.sd[places]
     sd = np.exp(anchor.point[places])
@@ -100,10 +99,10 @@ def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> Iterator[Mod
     nodes that miss the integrand are noticed.
     """
     target, groups = sums.target.likelihood, sums.rows
-    model = target.model
     points = points[np.all(np.isfinite(points), axis=1)]
-    if not isinstance(model, IntegratedEffects) or len(points) < 2:
+    if target.model.integrated_group is None or len(points) < 2:
         return
+    model = target.integrated
     first_sd = target.unravel(np.arange(target.size))["group_log_sd"][0]
     ranked = np.argsort(points[:, first_sd])
     points = points[ranked[np.linspace(0, len(ranked) - 1, CHECKED_DRAWS).astype(int)]]
@@ -139,11 +138,9 @@ def _difference(
     finer: Target, target: Target, flat: Groups, node_places: NodePlaces | None, t: jax.Array
 ) -> jax.Array:
     """Sum over groups with finer nodes placed at t, less the sum with the known nodes."""
-    assert isinstance(finer.model, IntegratedEffects)
-    assert isinstance(target.model, IntegratedEffects)
     theta = target.unravel(t)
-    exact = finer.model.group_likelihoods(theta, flat, None)
-    return (exact - target.model.group_likelihoods(theta, flat, node_places)).sum()
+    exact = finer.integrated.group_likelihoods(theta, flat, None)
+    return (exact - target.integrated.group_likelihoods(theta, flat, node_places)).sum()
 
 
 def _differences_by_numpy(

@@ -89,14 +89,12 @@ class LinearPredictorModel(CoefficientPriors):
         Constraints of coefficients in a likelihood without priors; set by `without_priors`.
     """
 
+    has_predictors: ClassVar[bool] = True
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the fields of a row that are required
     field_meaning: ClassVar[dict[str, str]] = {}  # completes "COLUMN is ..." for a field
     predictor_per_class: ClassVar[bool] = False  # rather than a single one
     has_order: ClassVar[bool] = False  # whether outcomes are classes in their order
     mean_is_share: ClassVar[bool] = False  # between 0 and 1, so that it has odds
-    # Whether `derivatives` also takes NumPy arrays (`modicum.arrays`), so that sums over all rows
-    # need no compiler.
-    on_numpy: ClassVar[bool] = False
     least: ClassVar[float] = -inf  # largest number at which the distribution function is 0
     formula_fields: ClassVar[tuple[str, ...]] = ()  # of `observed`, that `derivatives` reads
 
@@ -161,7 +159,7 @@ class LinearPredictorModel(CoefficientPriors):
         """Return a mask of outcomes outside the family's support, and the support in words."""
 
     @property
-    def has_whole_outcomes(self) -> bool:
+    def has_whole_outcomes(self) -> bool:  # type: ignore[override]
         """Whether outcomes are whole numbers, and their likelihood a probability, not a density."""
         return bool(self.outcome_fault(np.array([0.5]))[0].all())
 
@@ -193,9 +191,6 @@ class LinearPredictorModel(CoefficientPriors):
         """Return the number q of linear predictors; 0 means one, without an axis for it."""
         return 0
 
-    def check_fields(self, chunk: Batch, first: int) -> None:
-        """Refuse bad values in the family's other fields; `first` is the index of the first row."""
-
     # What follows from these definitions --------------------------------------------------
 
     @classmethod
@@ -218,6 +213,11 @@ class LinearPredictorModel(CoefficientPriors):
         """Whether `derivatives` in one linear predictor describe the likelihood of a row."""
         plain = not self.extras and not self.constrained
         return plain and set(self.observed) <= set(self.formula_fields)
+
+    @property
+    def smooth_in_eta(self) -> bool:  # type: ignore[override]
+        """Whether a smooth function of one linear predictor is the likelihood of a row."""
+        return self.in_eta_alone and bool(self.series_radius())  # no kink
 
     def observed_in(self, rows: Rows) -> tuple[str, ...]:
         """Return which fields of the rows say that an outcome is known in part."""
@@ -270,6 +270,10 @@ class LinearPredictorModel(CoefficientPriors):
             if term.field not in absent
         )
         return model_matrix(replace(self.coding, terms=terms), {**batch, **codes})
+
+    def full_matrix(self, batch: Batch) -> ModelMatrix:
+        """Return the model matrix with the intercept's column last."""
+        return self.matrix(batch).with_ones(self.intercept)
 
     def outcome(self, batch: Batch) -> jax.Array:
         """Observed outcome of each row: y, or y and the other `row_fields` on a last axis."""
@@ -569,6 +573,19 @@ class LinearPredictorModel(CoefficientPriors):
         self._check_offset(rows)
         self.check_outcome(rows)
 
+    def check_width(self, draws: Draws, fields: Batch) -> None:
+        """Refuse an x whose number of columns is not that of the coefficients."""
+        if "x" not in fields or "beta" not in draws or self.matrix(fields).coding is not None:
+            return
+        pooled = sum(len(term.columns) for term in self.smooths)
+        needed, shape = draws["beta"].shape[-1] + pooled, fields["x"].shape
+        if len(shape) != 2 or shape[1] != needed:
+            columns = "1 column" if needed == 1 else f"{needed} columns"
+            raise DataError(
+                f"the field 'x' has shape {shape}, but this posterior was fitted to {columns}: "
+                f"give an array of shape (rows, {needed})."
+            )
+
     def _check_offset(self, rows: Rows) -> None:
         """Refuse an offset whose shape is not that of the linear predictor."""
         if "offset" not in rows.fields:
@@ -590,6 +607,14 @@ class LinearPredictorModel(CoefficientPriors):
                 check_part(chunk, observed, self.has_whole_outcomes, first)
 
         check_outcomes(self, rows, self.outcome_fault, check)
+
+
+def family_of(model: BaseModel) -> LinearPredictorModel:
+    """Return the family of a model's rows."""
+    family = model.row_model
+    if not isinstance(family, LinearPredictorModel):
+        raise SettingError(f"{type(family).__name__} does not say what its variance is.")
+    return family
 
 
 def _normal_nodes(dimensions: int) -> tuple[np.ndarray, np.ndarray]:

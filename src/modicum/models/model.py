@@ -43,6 +43,9 @@ class BaseModel(ABC):
     Models are immutable and hashable, so that compiled functions are shared between runs.
     """
 
+    has_predictors: ClassVar[bool] = False  # whether rows enter through linear predictors alone
+    smooth_in_eta: bool = False  # whether a smooth function of one predictor describes a row
+    on_numpy: ClassVar[bool] = False  # whether NumPy takes the formulas for its derivatives
     has_mode: ClassVar[bool] = True  # whether Newton's method finds a mode worth expanding about
     reads_bytes: ClassVar[bool] = False  # whether rows may be uint8, whose arithmetic wraps around
     users_functions: ClassVar[bool] = False  # identified by its trace rather than its settings
@@ -57,6 +60,8 @@ class BaseModel(ABC):
     dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
     observed: tuple[str, ...] = ()  # fields of rows by which outcomes are known in part
     outcome_field: str = "y"  # field that is predicted, simulated and checked
+    has_whole_outcomes: bool | None = None  # if known: their likelihood is then a probability
+    mean_is_share: ClassVar[bool | None] = None  # if known: it is then between 0 and 1
     multiplies: str = ""  # what e^coefficient multiplies ("odds", "mean"); empty if nothing
 
     @abstractmethod
@@ -213,6 +218,21 @@ class BaseModel(ABC):
             f"{type(self).__name__} does not say what it predicts; give it `predict=`, a function "
             "of (theta, batch) that returns the expected outcome of each row."
         )
+
+    @property
+    def row_fields(self) -> tuple[str, ...]:
+        """The observed fields of a row, the outcome first."""
+        return (self.outcome_field,)
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Return a mask of outcomes outside the model's support, and the support in words."""
+        return np.zeros(len(y), bool), ""
+
+    def check_fields(self, chunk: Batch, first: int) -> None:  # noqa: B027 - optional
+        """Refuse bad values in the other fields; `first` is the index of the first row."""
+
+    def check_width(self, draws: Mapping[str, np.ndarray], fields: Batch) -> None:  # noqa: B027
+        """Refuse rows whose number of columns is not that of the coefficients."""
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """log P(Y <= y) and log P(Y > y) of one row, differentiable also where they are small."""

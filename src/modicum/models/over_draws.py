@@ -17,7 +17,7 @@ from modicum.errors import DataError, SettingError
 from modicum.files import Json
 from modicum.models.families import FAMILIES, PoissonRates
 from modicum.models.integrated import IntegratedEffects
-from modicum.models.linear_predictor import LinearPredictorModel
+from modicum.models.linear_predictor import LinearPredictorModel, family_of
 from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.networks import CNN, MLP
 from modicum.models.tracing import AsTraced, digest_of, evaluated, explained
@@ -78,7 +78,7 @@ class ModelPredictor:
 
         These are normal with sds (draws, rows, predictors of groups).
         """
-        family = _family(self.model)
+        family = family_of(self.model)
         times = None if self.times is None else np.array(self.times)
         along = self.model.predictors_of_groups if sd.any() else ()
         return np.asarray(_means(family, along, predictors, sd, times))
@@ -86,13 +86,13 @@ class ModelPredictor:
     @in_double_precision
     def moments(self, predictors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Means and variances of outcomes at these predictors."""
-        mean, variance = _moments(_family(self.model), predictors)
+        mean, variance = _moments(family_of(self.model), predictors)
         return np.asarray(mean), np.asarray(variance)
 
     @in_double_precision
     def densities(self, predictors: np.ndarray, batch: Batch) -> np.ndarray:
         """Log-densities of the outcomes of a batch at these predictors."""
-        family = _family(self.model)
+        family = family_of(self.model)
         return np.asarray(_densities(family, predictors, np.asarray(family.outcome(batch))))
 
     def simulated(self, draws: Draws, batch: Batch, words: np.ndarray, first: int) -> np.ndarray:
@@ -121,7 +121,7 @@ class ModelPredictor:
         if fields and length_of(fields) == 0:  # a row of zeros gives the answers their shape
             row = {k: np.zeros((1, *v.shape[1:]), v.dtype) for k, v in fields.items()}
             return tuple(answer[:, :0] for answer in self._evaluate(question, draws, row))
-        _check_width(draws, fields, self.model)
+        self.model.check_width(draws, fields)
         widest, digest = _traced(question, self.model, draws, fields)
         pieces = ceil(widest / BUDGET)
         if pieces == 1 or length_of(fields) == 1:
@@ -210,7 +210,7 @@ def _predictors(
     model: BaseModel, named: Mapping[str, Array], fields: Batch
 ) -> tuple[jax.Array, ...]:
     theta = model.restore(named)
-    predictors = _family(model).predictor_vector(theta, fields)
+    predictors = family_of(model).predictor_vector(theta, fields)
     variances = model.new_group_variances(theta, fields)
     return predictors, *(jnp.broadcast_to(v, len(predictors)) for v in variances)
 
@@ -219,13 +219,6 @@ def _effect_factors(
     model: BaseModel, named: Mapping[str, Array], fields: Batch
 ) -> tuple[jax.Array, ...]:
     return tuple(model.effect_factors(model.restore(named)))
-
-
-def _family(model: BaseModel) -> LinearPredictorModel:
-    family = model.row_model
-    if not isinstance(family, LinearPredictorModel):
-        raise SettingError(f"{type(family).__name__} does not say what its variance is.")
-    return family
 
 
 @jit(static=0)
@@ -263,21 +256,6 @@ def _expected_and_log_density(
     return _expected(model, named, fields) + _log_density(model, named, fields)
 
 
-def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
-    """Refuse an x whose number of columns is not that of the coefficients."""
-    if isinstance(model, LinearPredictorModel) and "x" in fields and "beta" in draws:
-        pooled = sum(len(term.columns) for term in model.smooths)
-        needed, shape = draws["beta"].shape[-1] + pooled, fields["x"].shape
-        if model.matrix(fields).coding is not None:
-            return
-        if len(shape) != 2 or shape[1] != needed:
-            columns = "1 column" if needed == 1 else f"{needed} columns"
-            raise DataError(
-                f"the field 'x' has shape {shape}, but this posterior was fitted to {columns}: "
-                f"give an array of shape (rows, {needed})."
-            )
-
-
 @jit(static=(0, 1, 2))
 def _over_draws(
     question: Question, model: AsTraced[BaseModel], together: int, draws: Draws, fields: Batch
@@ -294,7 +272,7 @@ def _traced(question: Question, model: BaseModel, draws: Draws, fields: Batch) -
     What a built-in family computes does not change, so it is traced once for the same shapes.
     """
     first = {name: x[0] for name, x in draws.items()}
-    if not (isinstance(model, LinearPredictorModel) and type(model) in _saved().values()):
+    if not (model.has_predictors and type(model) in _saved().values()):
         return _trace(question, model, first, fields)
     shapes = (tuple((k, x.shape, x.dtype.str) for k, x in part.items()) for part in (first, fields))
     return _traced_once(question, model, *shapes)

@@ -229,6 +229,11 @@ class Target:
         return self.model
 
     @property
+    def in_one_predictor(self) -> bool:
+        """Whether a smooth function of one linear predictor is the likelihood of a row."""
+        return self.model.smooth_in_eta and len(self.shapes[0]) == 1
+
+    @property
     def integrated(self) -> IntegratedEffects:
         """The model, which must integrate effects out."""
         assert isinstance(self.model, IntegratedEffects)
@@ -245,16 +250,14 @@ class Target:
 
         On an accelerator compiled code is faster, and this is False.
         """
-        model = self.model.row_model
-        if not (isinstance(model, LinearPredictorModel) and model.on_numpy and model.in_eta_alone):
-            return False
-        is_smooth = len(self.shapes[0]) == 1 and bool(model.series_radius())  # no kink
-        return is_smooth and jax.default_backend() == "cpu"
+        family = self.model.row_model
+        by_formula = family.smooth_in_eta and family.on_numpy and len(self.shapes[0]) == 1
+        return by_formula and jax.default_backend() == "cpu"
 
     @property
     def coding(self) -> Coding | None:
         """What the codes of the rows mean, where the model reads them as columns; else None."""
-        return self.model.coding if isinstance(self.model, LinearPredictorModel) else None
+        return self.linear.coding if self.model.has_predictors else None
 
     @cached_property
     def arrow(self) -> ArrowLayout | None:

@@ -13,7 +13,7 @@ from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
 from modicum.errors import ConvergenceError, ModicumWarning, NoModeError, NoNoiseError
 from modicum.linalg.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.resolved import prior_warnings
 from modicum.passes.curvature import (
@@ -361,7 +361,7 @@ def _from_curvature(
 def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
     """Warn if the prior dominates the data along some direction, and say why."""
     information, prior, names, entries = _compared(at, names, sums.target)
-    if isinstance(sums.target.model, LinearPredictorModel):
+    if sums.target.model.has_predictors:
         return prior_decides(information, prior, names)
     dull = Dull.of(information, prior, names)
     if dull is None:

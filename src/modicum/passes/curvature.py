@@ -19,7 +19,7 @@ from modicum.linalg.arrow import (
     Symmetric,
     plus,
 )
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import Target
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.passes.sums import Sums
 from modicum.runtime import Array, for_numpy, jit
@@ -66,7 +66,7 @@ def folded_prior(
     With `smooth`, all parts that the search for the mode does not replace by normals.
     """
     smooth = smooth and target.exact_prior is not None and any(target.exact_prior[0].smooth)
-    layout, plain = target.arrow, isinstance(target.model, LinearPredictorModel)
+    layout, plain = target.arrow, target.model.has_predictors
     if layout is None and target.exact_prior is None and plain:
         return expanded_prior(target, t)  # the whole prior, already compiled
     value, gradient, hessian = _folded_prior(target, layout, t, smooth)

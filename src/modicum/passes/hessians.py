@@ -81,7 +81,7 @@ def hessian_by_numpy(
     size = None if target.coding is None else len(present)  # tables of levels are formed once
     with np.errstate(all="ignore"):  # callers check whether the sums are finite
         for block in in_blocks(batch, present, size):
-            matrix = model.matrix(block).with_ones(model.intercept)
+            matrix = model.full_matrix(block)
             wide = matrix.in_double()  # once, for both products
             eta = wide @ as_either(t) + block.get("offset", 0.0)
             f, f1, f2, _ = model.derivatives(eta, model.outcome(block))
@@ -103,7 +103,7 @@ def values_by_numpy(
     model, values = target.linear, np.zeros(len(points))
     with np.errstate(all="ignore"):
         for block in in_blocks(batch, present):
-            matrix = model.matrix(block).with_ones(model.intercept).in_double()
+            matrix = model.full_matrix(block).in_double()
             eta = np.asarray(matrix @ as_either(points.T))
             eta += np.reshape(block.get("offset", 0.0), (-1, 1))
             y = np.repeat(model.outcome(block), len(points), axis=0)
@@ -447,7 +447,7 @@ _factor_derivatives = for_numpy(jit(static=0)(factor_derivatives))
 
 def _common_columns(model: IntegratedEffects, rows: Batch) -> jax.Array:
     """Return the columns of x, followed by a column of ones if there is an intercept."""
-    X = model.family.matrix(rows).in_double().with_ones(model.family.intercept).densely()
+    X = model.family.full_matrix(rows).in_double().densely()
     return as_either(np.asfortranarray(X)) if is_numpy(X) else X  # rows along the fastest axis
 
 

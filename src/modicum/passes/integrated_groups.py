@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.ledger import Ledger
-from modicum.models import IntegratedEffects, Target
+from modicum.models import Target
 from modicum.models.integrals import FlatGroups
 from modicum.models.model import Batch, Params
 from modicum.passes.engine import Engine
@@ -49,10 +49,9 @@ def with_nodes(sums: Sums, t: np.ndarray) -> tuple[Target, GroupedRows]:
 def units_of(target: Target, rows: Rows, engine: Engine, ledger: Ledger) -> Rows:
     """Return the units of a fitted model: its rows, or its groups with the nodes of the fit."""
     units = target.model.units(rows)
-    model = target.model
-    if not isinstance(model, IntegratedEffects) or model.nodes_at is None:
+    if target.model.integrated_group is None or target.integrated.nodes_at is None:
         return units
-    return with_nodes(Sums(target, units, engine, ledger), np.array(model.nodes_at))[1]
+    return with_nodes(Sums(target, units, engine, ledger), np.array(target.integrated.nodes_at))[1]
 
 
 def common_start(sums: Sums, start: np.ndarray, seed: int) -> np.ndarray:

@@ -172,7 +172,7 @@ def _climb(
     sums: Sums, start: np.ndarray, purpose: str, goal: float, origin: np.ndarray | None = None
 ) -> tuple[Curvature, bool]:
     """Run damped Newton, after L-BFGS if the log-posterior may not be concave."""
-    if not isinstance(sums.target.model.row_model, LinearPredictorModel):
+    if not sums.target.model.row_model.has_predictors:
         start, origin = _quasi_newton(sums, start, purpose), None
     return ascend(sums, start, purpose, goal, origin)
 
@@ -491,7 +491,7 @@ def _spread(rows: Batch) -> float:
 
 def _least_squares(model: LinearPredictorModel, rows: Batch, y: np.ndarray) -> float:
     """Return the root mean square residual of `y` from the best linear predictor."""
-    x = np.asarray(model.matrix(rows).with_ones(model.intercept).densely(), float)
+    x = np.asarray(model.full_matrix(rows).densely(), float)
     if x.shape[1] > LEAST_SQUARES:
         return np.inf
     y = y - np.asarray(rows.get("offset", 0.0), float)

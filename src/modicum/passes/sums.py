@@ -28,7 +28,7 @@ import numpy as np
 from modicum.arrays import expansion
 from modicum.ledger import Kind, Ledger
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes.engine import (
     Engine,
@@ -214,7 +214,7 @@ class Sums:
         chunk_sum: TargetSum = _hessian_sum
         if self.target.model.integrated_group is not None:
             chunk_sum = group_hessian_by_numpy if self.by_numpy else group_hessian_sum
-        elif isinstance(self.target.model, LinearPredictorModel):
+        elif self.target.model.has_predictors:
             chunk_sum = hessian_by_numpy if self.by_numpy else linear_hessian_sum
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
         symmetric = hessian / 2 + hessian.T / 2  # halved first, since the sum may overflow
@@ -236,7 +236,7 @@ class Sums:
     @property
     def gradient_on_numpy(self) -> bool:
         """Whether a gradient takes no compiler: of a linear predictor, by NumPy formulas."""
-        return self.by_numpy and isinstance(self.target.model, LinearPredictorModel)
+        return self.by_numpy and self.target.model.has_predictors
 
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
         """Enter in the ledger that every row was evaluated `times` times, in `passes` sweeps."""

@@ -20,7 +20,7 @@ from scipy.special import softmax
 from modicum.arguments import names_checked
 from modicum.errors import DataError, SettingError, is_number, warn_of
 from modicum.libraries import pandas as pd
-from modicum.models import BaseModel, LinearPredictorModel
+from modicum.models import BaseModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.evidence import log_evidence
 from modicum.posterior.fit_rows import Groups, RowsLike
@@ -195,7 +195,7 @@ def compare(
     kinds: dict[bool, str] = {}  # a model by whether its likelihood is a probability
     for name, (post, _, _) in subjects.items():
         family = post.fitted_model().row_model
-        if isinstance(family, LinearPredictorModel):
+        if family.has_whole_outcomes is not None:
             kinds.setdefault(family.has_whole_outcomes, name)
     if len(kinds) > 1:
         warn_of(
@@ -341,8 +341,7 @@ def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
 
 def _observed(model: BaseModel) -> dict[str, str]:
     """Return the fields of what was observed in a row, by what they hold."""
-    family = model.row_model
-    others = family.row_fields[1:] if isinstance(family, LinearPredictorModel) else ()
+    others = model.row_model.row_fields[1:]
     return {"outcome": model.outcome_field, "weight": "weight"} | {name: name for name in others}
 
 

@@ -30,6 +30,7 @@ from modicum.errors import DataError, SettingError, suggestion, warn_of
 from modicum.ledger import Ledger
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel, GroupTerm, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.linear_predictor import family_of
 from modicum.models.terms import effect_columns
 from modicum.passes import LocalEngine, units_of
 from modicum.passes.integrated_groups import draw_effects, effect_moments
@@ -377,10 +378,9 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     rows_of_fit = post.rows_if_any(rows, "an intraclass correlation")
     model = post.fitted_model()
     check_interval(prob)
-    family = model.row_model
     if not model.group_terms:
         raise SettingError("an intraclass correlation needs groups, and this model has none.")
-    assert isinstance(family, LinearPredictorModel)
+    family = family_of(model)
     if family.modelled:
         raise SettingError(
             f"an intraclass correlation needs one variance of the noise, and "
@@ -517,8 +517,7 @@ def _unpooled_effects(
     unit `sd`.
     """
     model = post.fitted_model()
-    family = model.row_model
-    assert isinstance(family, LinearPredictorModel)
+    family = family_of(model)
     # the values of the group field that stand for these levels
     if model.integrated_group == group:
         groups = groups_of(rows, group)

@@ -20,7 +20,7 @@ from scipy.special import ndtr, ndtri
 
 from modicum.errors import SettingError, whole_number
 from modicum.libraries import pandas as pd
-from modicum.models import BaseModel, LinearPredictorModel
+from modicum.models import BaseModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
 from modicum.posterior.fitted import FittedDraws, check_interval
@@ -303,8 +303,7 @@ def contrast(
     check_interval(prob)
     if comparison == "odds ratio":
         family = post.fitted_model().row_model
-        is_mean = isinstance(family, LinearPredictorModel) and not family.mean_is_share
-        if is_mean and type(family).decide is BaseModel.decide:
+        if family.mean_is_share is False and type(family).decide is BaseModel.decide:
             raise SettingError(
                 f"an odds ratio needs probabilities, and {type(family).__name__} does not "
                 "predict probabilities; use 'difference' or 'ratio'."

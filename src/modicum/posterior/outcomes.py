@@ -18,7 +18,8 @@ import numpy as np
 from modicum.arguments import names_checked
 from modicum.errors import DataError, SettingError, argument, whole_number
 from modicum.files import require_writable, within_disk
-from modicum.models import BaseModel, LinearPredictorModel
+from modicum.models import BaseModel
+from modicum.models.linear_predictor import family_of
 from modicum.models.over_draws import ModelPredictor, length_of, prior_draws
 from modicum.models.partial_outcomes import KNOWN_NOISE
 from modicum.passes.integrated_groups import STEPS
@@ -351,13 +352,13 @@ def outcomes(
 ) -> Iterator[tuple[Batch, np.ndarray]]:
     """Yield batches of rows in order, each with an outcome per draw and row (draws, rows)."""
     model = source.predictor.model
-    family = model.row_model
     rng = generator(seed, Stream.OUTCOMES)
-    if not isinstance(family, LinearPredictorModel):
+    if not model.row_model.has_predictors:
         has_classes = type(model).decide is not BaseModel.decide
         if model.simulates or not has_classes:
             return _simulated(source, rows, rng)
         return in_pieces(rows, source.weights.size, lambda batch: _draw_classes(rng, source, batch))
+    family = family_of(model)
     # fields that outcomes depend on, such as the trials of a binomial
     errors = [name for name in KNOWN_NOISE if name in family.observed]
     for name in (*family.outcome_fields, *errors):

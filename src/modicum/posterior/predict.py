@@ -20,7 +20,7 @@ import numpy as np
 from modicum.arguments import names_checked
 from modicum.errors import DataError, SettingError, is_number, warn_of, whole_number
 from modicum.libraries import pandas as pd
-from modicum.models import BaseModel, LinearPredictorModel
+from modicum.models import BaseModel
 from modicum.models.outcome_checks import class_fault
 from modicum.models.over_draws import ModelPredictor, length_of
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
@@ -424,22 +424,18 @@ def _check_outcomes(
     model: BaseModel, piece: Batch, expected: np.ndarray | None, first: int
 ) -> None:
     """Refuse outcomes the model gives no density to, naming the first such row."""
-    y, family = np.asarray(piece[model.outcome_field]), None
-    if isinstance(model, LinearPredictorModel):
-        family = model
-    bad, support = np.zeros(len(y), bool), ""
+    y = np.asarray(piece[model.outcome_field])
     if expected is not None and expected.ndim == 3 and model.decide(expected) is not None:
         bad, support = class_fault(y, expected.shape[2])
-    elif family is not None:
-        bad, support = family.outcome_fault(y)
+    else:
+        bad, support = model.outcome_fault(y)
     if bad.any():
         at = int(np.argmax(bad))
         raise DataError(
             f"the outcome is {y[at]:g} in row {first + at}, but the model of this posterior needs "
             f"{support}."
         )
-    if family is not None:
-        family.check_fields(piece, first)
+    model.check_fields(piece, first)
 
 
 def log_mean(density: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

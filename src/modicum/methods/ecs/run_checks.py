@@ -21,7 +21,7 @@ from modicum.methods.pilot.anchored_proxy import StudySettings
 from modicum.methods.pilot.pilot_residuals import Pilot, Tails
 from modicum.methods.pilot.short_chains import ANCHOR_FAR, FAR, PilotChains
 from modicum.methods.pilot.study import Study
-from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models import Target
 from modicum.run.runner import History
 
 # Warnings of the pilot study that draws would not come from the posterior.
@@ -82,7 +82,7 @@ class Case:
     @property
     def units(self) -> str:
         """What is subsampled: "rows" or "groups"."""
-        return "groups" if isinstance(self.target.model, IntegratedEffects) else "rows"
+        return "groups" if self.target.model.integrated_group else "rows"
 
     @property
     def remedy(self) -> str:
@@ -93,7 +93,7 @@ class Case:
             return "use control variates of order 2"
         if self.at_point:
             return 'anchor at the mode (anchor="mode")'
-        if isinstance(self.target.model, LinearPredictorModel):
+        if self.target.model.has_predictors:
             return "give a tighter prior, or drop or merge rare columns"
         return "give tighter priors, or reparametrise so that the posterior is closer to normal"
 

@@ -33,12 +33,11 @@ from modicum.kernels.control_variates import (
     share_of_work,
 )
 from modicum.kernels.expansion import POWERS, bend, group_proxy, variance_unit
-from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import Bend, ControlVariate, Proxy
 from modicum.kernels.whitening import straighten
 from modicum.linalg.arrow import ArrowFactor
 from modicum.methods.method import Chosen, Task, Tuning
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior, prior_slope
@@ -198,12 +197,12 @@ def pilot_draws(
     has_kinks
         Whether rows' log-likelihoods have a kink, which only a few draws in 100 may cross.
     """
-    if isinstance(control_variate, GroupTaylor):
+    if control_variate.target.model.integrated_group is not None:
         rng = generator(seed, Stream.PILOT_DRAWS)
         draws = _resampled(control_variate, proxy, centre, rng, CANDIDATES, RESAMPLED, least=0)
         assert draws is not None
         return draws._replace(weighing=draws.study[:DESIGN_DRAWS_OF_GROUPS])
-    size, linear = len(centre), isinstance(control_variate, LinearTaylor)
+    size, linear = len(centre), control_variate.target.in_one_predictor
     number = DRAWS if linear else OTHER_DRAWS
     weighing = centre[None]
     if not linear or proxy.warp is not None:  # otherwise leverages give the spread
@@ -335,9 +334,10 @@ class AnchoredProxy:
     tuning: Tuning
 
     @property
-    def linear(self) -> bool:
-        """Whether rows enter through a single linear predictor."""
-        return isinstance(self.control_variate, LinearTaylor)
+    def linear(self) -> LinearTaylor | None:
+        """The control variate, if rows enter through a single linear predictor."""
+        form = self.control_variate
+        return form if isinstance(form, LinearTaylor) else None
 
     @property
     def arrow(self) -> bool:
@@ -371,7 +371,7 @@ class AnchoredProxy:
         proxy, target = self.proxy, self.task.target
         if proxy.warp is not None or proxy.bend is not None or self.task.grouped:
             return None
-        if proxy.prior is None and isinstance(target.model, LinearPredictorModel):
+        if proxy.prior is None and target.model.has_predictors:
             return 0.0
         if target.exact_prior is None or self.arrow:
             return None
@@ -409,7 +409,7 @@ def expand(settings: StudySettings, task: Task, anchor: Anchor) -> AnchoredProxy
     if settings.anchor == "mean":
         centre = np.zeros_like(centre)
     # A kink may be the very reason why a user's model has no mode.
-    no_mode = isinstance(model, LinearPredictorModel) and not model.has_mode
+    no_mode = model.has_predictors and not model.has_mode
     draws = pilot_draws(form, about, centre, task.seed, settings.anchor == "mean" or no_mode)
 
     about, coordinates = with_coordinates(task, form, anchor, about, draws.weighing)
@@ -443,12 +443,12 @@ def with_row_factor(
     settings: StudySettings, form: ControlVariate[Pytree], proxy: Proxy, rows: Rows
 ) -> tuple[Proxy, Tuning]:
     """Add a factor that whitens rows of many columns faster to the proxy; say how accurate."""
-    if not isinstance(form, LinearTaylor) or form.target.coding is not None:
+    if not form.target.in_one_predictor or form.target.coding is not None:
         return proxy, {}
     if form.target.size < MANY or settings.whitening != "auto":
         return proxy, {}
     at = np.unique(np.linspace(0, len(rows) - 1, FACTOR_ROWS).astype(int))
-    some_rows = np.asarray(form.matrix(rows.take(at)).densely())
+    some_rows = np.asarray(form.target.linear.full_matrix(rows.take(at)).densely(), float)
     factor, error = row_factor(np.asarray(proxy.factor)[: form.target.size], some_rows)
     why = f"in float32, whitened rows are off by {error:.1g} of their length"
     chosen = Chosen(value=str(factor.blocks[0].dtype), why=why)

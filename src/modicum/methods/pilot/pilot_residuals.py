@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.methods.pilot.anchored_proxy import AnchoredProxy
@@ -511,7 +510,7 @@ def _values_in_blocks(
     as much again while they are computed.
     """
     count = len(batch["probability"])
-    coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
+    coded = cv.target.in_one_predictor and cv.target.coding is not None
     if not coded or count <= BLOCK:
         return _values(cv, batch, proxy, draws)
     parts = []

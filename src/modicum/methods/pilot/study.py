@@ -164,8 +164,8 @@ def _with_levels(about: AnchoredProxy) -> tuple[AnchoredProxy, Known]:
 
     Return the expected residuals as well, if they were computed on the way.
     """
-    form, task, known = about.control_variate, about.task, Known()
-    if not isinstance(form, LinearTaylor) or not _may_have_levels(about, form):
+    form, task, known = about.linear, about.task, Known()
+    if form is None or not _may_have_levels(about, form):
         return about, known
 
     def compute() -> dict[str, np.ndarray]:

@@ -134,6 +134,14 @@ def has_classes(family: object) -> bool:
     return bool(getattr(kind, "predictor_per_class", False))
 
 
+def as_family(family: object) -> LinearPredictorModel | None:
+    """Return the family of this name, of this class or with these settings; None if it is none."""
+    kind = family_named(family) if isinstance(family, str) else family
+    if isinstance(kind, type) and issubclass(kind, LinearPredictorModel):
+        return kind()
+    return kind if isinstance(kind, LinearPredictorModel) else None
+
+
 def family_named(name: str) -> type[LinearPredictorModel]:
     """Return the family of this name, ours or another library's.
 
