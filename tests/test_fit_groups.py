@@ -180,7 +180,7 @@ def test_saved_and_loaded(frame, post, tmp_path):
     np.testing.assert_allclose(held.predict(new).mean, post.predict(new).mean, atol=1e-6)
     page = loaded.report(tmp_path / "report.html", data=frame).read_text()
     assert page == held.report(tmp_path / "held.html").read_text()
-    assert page.count('class="mean"') == 12  # points in the picture of shrinkage
+    assert page.split("Effects of ward")[1].split("<section")[0].count('class="dot c0"') == 12
 
 
 def test_slopes_are_called_as_their_columns_are(frame):

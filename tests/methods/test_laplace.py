@@ -162,6 +162,8 @@ def test_smoothed_weights_are_arvizs(number, scale):
     assert none == 0
     assert pareto_smoothed(np.array([0.0, np.nan]))[1] == np.inf
     assert pareto_smoothed(np.linspace(-5_000, 0, 400))[1] > 100  # without overflow
+    alone, none = pareto_smoothed(np.linspace(-1e9, 0, 1_000))
+    assert (alone.max(), none) == (1.0, np.inf)
 
 
 def test_the_verdict_and_the_doubts_that_follow_from_it():

@@ -109,4 +109,4 @@ def test_where_times_overflow_near_the_mode_the_default_runs_nuts():
     with pytest.raises(CrudeControlVariateError, match=r"not finite .* use method='nuts'"):
         planned(model, rows, mo.HMCECS())
     plan, _ = planned(model, rows, mo.Auto())
-    assert plan.tuning["method"].startswith("NUTS on all rows, since the log-likelihood of row")
+    assert plan.tuning["method"].startswith("NUTS on all rows, since")

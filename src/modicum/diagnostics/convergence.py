@@ -617,8 +617,9 @@ def _smooth_tails(log_weight: Floats, beyond: int) -> tuple[Floats, Floats]:
     tail = np.take_along_axis(order[:, 1:], inner, axis=1)
     values = np.take_along_axis(log_weight, tail, axis=1)
     k = np.full(len(log_weight), np.inf)
-    vary = values[:, -1] > values[:, 0]
-    excess = np.exp(values[vary]) - cut[vary]
+    excess = np.exp(values) - cut
+    vary = excess[:, _quarter(beyond)] > 0  # else hardly a weight is there, and no tail to fit
+    excess = excess[vary]
     k[vary], scale = _fitted(excess)
     smooth = cut[vary] + scale[:, None] * _quantile(_middle(beyond), k[vary, None])
     values[vary] = np.minimum(np.log(smooth), values[vary, -1:])
@@ -645,11 +646,16 @@ def _points(number: int) -> int:
     return 30 + int(np.sqrt(number))
 
 
+def _quarter(number: int) -> int:
+    """Place of the lower quartile among `number` sorted values."""
+    return int(number / 4 + 0.5) - 1
+
+
 def _fitted(excess: Floats) -> tuple[Floats, Floats]:
     """Tail index and scale of rows of sorted values above a threshold, by Zhang and Stephens."""
     number = excess.shape[1]
     points = _points(number)
-    quarter = excess[:, int(number / 4 + 0.5) - 1, None]
+    quarter = excess[:, _quarter(number), None]
     theta = 1 - np.sqrt(points / (np.arange(1, points + 1) - 0.5))
     theta = theta / (3 * quarter) + 1 / excess[:, -1:]
     mean_logs = np.mean(np.log1p(-theta[:, :, None] * excess[:, None]), axis=2)

@@ -111,6 +111,9 @@ def _summed(task: Task, known: Target, point: np.ndarray, apart: np.ndarray) -> 
         *(start, np.full(len(start), STEP), noise, float(constant)),
     )
     mode, _, axes = find_mode(pooled.log_marginals_apart, start, pooled.spread)
+    at_start, at_mode = pooled.log_marginals(np.stack([start, mode]))
+    if at_mode < at_start:  # correlated columns, each of which explains the same noise again
+        return pooled
     return replace(pooled, start=mode, spread=np.sqrt(np.sum(axes**2, axis=1)))
 
 
