@@ -172,7 +172,7 @@ def fit(
     how: dict[str, Any] = {name: asked[name] for name in OF_TABLES}
     how |= {"progressbar": progressbar, "by_class": by_class}
     table_rows = read_formula(formula, data, **how)
-    no_chain = settings.sampler(table_rows.rows).may_draw_normals
+    no_chain = settings.sampler().may_draw_normals
     held = model_for(table_rows.rows, family, priors, groups, no_chain)
     origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
     return repeatable(draw(held.model, table_rows.rows, settings, origin), fit, asked)

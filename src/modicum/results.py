@@ -9,7 +9,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from modicum.digest import Digest
 from modicum.errors import ModicumWarning, warn
 from modicum.linalg.arrow import Factor, in_two
 from modicum.methods import Method
@@ -49,7 +48,8 @@ class Finished(NamedTuple):
 
 def posterior_of(
     task: Task,
-    rows: Rows | Digest,
+    fit_rows: FitRows,
+    held: Rows | None,
     run: Finished,
     doubts: list[ModicumWarning],
     origin: Origin,
@@ -58,8 +58,11 @@ def posterior_of(
 
     Parameters
     ----------
-    task, rows
-        What was sampled: as the method saw it, and as the user passed it.
+    task
+        What was sampled, as the method saw it.
+    fit_rows, held
+        What the posterior remembers of the rows that the user passed, and the rows; None of a
+        digest.
     run
         How it was sampled, and what came out.
     doubts
@@ -100,13 +103,9 @@ def posterior_of(
     if record is not None:
         found_in = f"found in {record.passes} passes from a subset of {record.subset:,} rows"
         mode = {"mode": f"{found_in}; whitened gradient norm {record.gradient_norm:.1e}"}
-    if isinstance(rows, Digest):
-        fit_rows, held = rows.fit_rows, None
-        mode = {key: f"found on the {len(rows.pool):,} rows of the digest" for key in mode}
-    else:
-        fit_rows, held = FitRows.of(rows, keep=True), rows
     priors = task.target.model.describe_priors(task.rows)
     doubts += [warn(doubt) for doubt in origin.doubts]
+    number = task.ledger.rows if held is None else len(held)
     post = Posterior(
         draws=draws,
         stats=history.stats,
@@ -115,7 +114,7 @@ def posterior_of(
         weights=outcome.weights,
         warnings=Warnings(doubts),
         tuning=origin.tuning | mode | plan.tuning | ({"priors": priors} if priors else {}),
-        settings=_settings(task, len(rows), run) | dict(origin.settings),
+        settings=_settings(task, number, run) | dict(origin.settings),
         predictor=ModelPredictor(task.target.model),
         fit_rows=fit_rows,
         rows=held,

@@ -28,7 +28,7 @@ from modicum.models import BaseModel, Target
 from modicum.models.model import DENSE_LIMIT, Params
 from modicum.models.target import check_model_and_rows
 from modicum.passes import EngineChoice, Starts, Sums, engine_for
-from modicum.posterior import Posterior
+from modicum.posterior import FitRows, Posterior
 from modicum.posterior.fitted import Rerun, scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
@@ -117,8 +117,8 @@ class RunSettings:
                 f"set chains to a multiple of {self.superchains}."
             )
 
-    def sampler(self, rows: Rows | Digest) -> Method:
-        """Return the method for these rows; "auto" runs chains if settings of chains are given.
+    def sampler(self, of_digest: bool = False) -> Method:
+        """Return the method; "auto" runs chains if settings of chains are given.
 
         `tune` is not one of these: users of other libraries give it to every fit.
         """
@@ -126,7 +126,7 @@ class RunSettings:
         of_chains = (self.parallel, self.superchains) != (None, None)
         if isinstance(method, Auto) and (of_chains or self.thin != 1):
             method = Auto(laplace=False)
-        if isinstance(rows, Digest):
+        if of_digest:
             if not method.of_digests:
                 names = ", ".join(repr(name) for name, cls in METHODS.items() if cls.of_digests)
                 raise SettingError(
@@ -280,11 +280,12 @@ def draw(
 ) -> Posterior:
     """Draw from the posterior as the settings say; a fit adds the `origin` of its rows."""
     refuse_forked()
-    check_model_and_rows(model, rows.pool.rows if isinstance(rows, Digest) else rows)
-    method, thin, progressbar = settings.sampler(rows), int(settings.thin), settings.progressbar
-    started = time.monotonic()
+    digest = rows if isinstance(rows, Digest) else None
+    members = check_model_and_rows(model, rows if digest is None else digest.pool.rows)
+    method, thin = settings.sampler(digest is not None), int(settings.thin)
+    progressbar, started = settings.progressbar, time.monotonic()
     seed = settings.seed()
-    problem = _problem(model, rows, settings, method)
+    problem = _problem(model, members, digest, settings, method)
     target, start, starts, units, sums = problem
     tune, draws = settings.lengths(method, sums.ledger.rows)
     layout = settings.layout(method, draws, target.size)
@@ -325,10 +326,10 @@ def draw(
             task = task.of_few_chains()
             layout = Layout(task.chains)
         notes = [*_captured(task.target), *plan.notes]
-        if isinstance(rows, Digest):
-            notes += _about_digest(rows, plan, task.target)
+        if digest is not None:
+            notes += _about_digest(digest, plan, task.target)
         else:
-            notes += doubtful_weights(rows)
+            notes += doubtful_weights(members)
         doubts = [warn(note) for note in notes]
         if plan.history is None:
             ready = _chains(plan, task, layout, settings.parallel, thin)
@@ -339,7 +340,9 @@ def draw(
             task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
             finished = Finished(method, plan, history, layout, thin, time.monotonic() - started)
-            post = posterior_of(task, rows, finished, doubts, origin)
+            fit_rows = FitRows.of(members, keep=True) if digest is None else digest.fit_rows
+            held = members if digest is None else None
+            post = posterior_of(task, fit_rows, held, finished, doubts, origin)
     post.rerun = Rerun(partial(_on_rows, settings))
     return post
 
@@ -381,12 +384,12 @@ class _Problem(NamedTuple):
 
 
 def _problem(
-    model: BaseModel, rows: Rows | Digest, settings: RunSettings, method: Method
+    model: BaseModel, rows: Rows, digest: Digest | None, settings: RunSettings, method: Method
 ) -> _Problem:
     engine = engine_for(settings.engine, settings.progressbar)
-    if isinstance(rows, Digest):
-        target, start, units, rest = rows.ready(model)
-        ledger = Ledger(rows=len(rows))
+    if digest is not None:
+        target, start, units, rest = digest.ready(model)
+        ledger = Ledger(rows=len(digest))
         return _Problem(target, start, Starts(), units, Sums(target, units, engine, ledger, rest))
     members = _distinct(model, rows, settings, method)
     units = model.units(members)
@@ -421,6 +424,8 @@ def _about_digest(digest: Digest, plan: Plan, target: Target) -> list[ModicumWar
         "why": f"how far, in posterior sd, the {len(digest.pool):,} rows of the digest may move "
         "any posterior mean",
     }
+    if plan.anchor.record is not None:
+        plan.tuning["mode"] = f"found on the {len(digest.pool):,} rows of the digest"
     return digest.doubts(point, factor, error)
 
 

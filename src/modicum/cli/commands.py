@@ -335,7 +335,7 @@ def fit(
             if formula is None:
                 post = sample_rows(model, made.rows, settings, say)
             else:
-                no_chain = settings.sampler(made.rows).may_draw_normals
+                no_chain = settings.sampler().may_draw_normals
                 held = model_for(made.rows, model, None, hold_effects, no_chain)
                 origin = origin_of(made, held, TableFiles.of(data, encoding))
                 post = sample_rows(held.model, made.rows, settings, say, origin)

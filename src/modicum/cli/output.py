@@ -241,7 +241,7 @@ def write_predictions(
         raise SettingError(f"{out} already exists: add --overwrite, or name another file.")
     require_writable(out)
     post, store = saved_posterior(run), run / "rows"
-    if post.fit_rows is None or post.fit_rows.encoding is None:
+    if post.encoding is None:
         raise SettingError(
             "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
             "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."

@@ -57,14 +57,12 @@ from modicum.passes import (
 from modicum.passes.curvature import Curvature, expanded_prior, flat_prior, whitening_factor
 from modicum.passes.hyperparameters import settle
 from modicum.posterior import FitRows, Posterior
-from modicum.posterior.fit_rows import rows_of_fit
+from modicum.posterior.fit_rows import rows_like, rows_of_fit
 from modicum.progress import Progressbar, phase
 from modicum.random import fresh_seed
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.checks import NewLevelError
 from modicum.rows.description import Description
-from modicum.rows.reading import encode_table, is_tabular
-from modicum.rows.sources import is_table
 from modicum.runtime import Array, Pytree, in_double_precision, jit, refuse_forked
 
 
@@ -439,22 +437,22 @@ class Digest:
 
     def rows_like(self, rows: object) -> Rows:
         """Return rows with the digest's columns, levels and type, from rows or a table."""
-        encoding = self.schema.encoding
-        if encoding is not None and is_tabular(rows):
-            try:
-                return encode_table(encoding, rows, outcome=True)
-            except NewLevelError as fault:
-                raise NewLevelError(fault.place, NO_NEW_LEVELS) from None
-        if is_table(rows):
-            return Rows.from_table_like(rows, self.schema)
+        try:
+            made = rows_like(rows, self.fit_rows, outcome=True)
+        except NewLevelError as fault:
+            if self.schema.encoding is None:
+                raise
+            raise NewLevelError(fault.place, NO_NEW_LEVELS) from None
+        if made is not None and made is not rows:
+            return made  # in the digest's own encoding
         if isinstance(rows, Mapping):
-            rows = Rows(**rows, columns=self.schema.columns or None)
-        if not isinstance(rows, Rows):
+            made = Rows(**rows, columns=self.schema.columns or None)
+        if made is None:
             raise SettingError(
                 f"rows of a digest must be mo.Rows or a table, not {type(rows).__name__}."
             )
-        self._require_schema(rows.schema, rows._description)
-        return rows
+        self._require_schema(made.schema, made._description)
+        return made
 
     def _require_schema(self, schema: RowsSchema, description: Description) -> None:
         ours = self.schema

@@ -30,7 +30,7 @@ from modicum.posterior.predict import NewGroups, Prediction, Prepared, mixed_pre
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
-from modicum.rows.reading import whole_field
+from modicum.rows.reading import is_tabular, whole_field
 
 Weighting = Literal["stacking", "bb-pseudo-bma", "pseudo-bma"]
 BOOTSTRAPS = 1_000
@@ -305,7 +305,7 @@ def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
             rows = post.rows_of_fit(own, "a comparison")
         except DataError as fault:
             sentence = f"{name!r}: {fault}"
-            if isinstance(own, Rows) and not by_posterior:
+            if own is not None and not by_posterior and not is_tabular(own):
                 sentence += (
                     " Fits to different columns have different rows: give a dict of rows by the "
                     "posteriors' names, or leave data out if the posteriors hold their rows."

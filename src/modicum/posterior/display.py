@@ -52,9 +52,8 @@ def what_was_fitted(post: FittedDraws) -> str:
     name = family_name(model)
     kind = "regression" if name in FAMILIES else "model"
     text = f"{'An' if name[0] in 'aeio' else 'A'} {name} {kind}"
-    encoding = None if post.fit_rows is None else post.fit_rows.encoding
-    if encoding is not None:
-        columns = encoding.needed(outcome=False, fields=())
+    if post.encoding is not None:
+        columns = post.encoding.needed(outcome=False, fields=())
         text += f" of {post.outcome_name()}"
         text += f" on {_listed(columns)}" if columns else ""
     groups = dict.fromkeys(term.field for term in model.group_terms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -181,6 +181,11 @@ def aligned(
             f"{argument('groups', 'any')} needs a table, and a posterior of mo.fit; otherwise "
             "predict rows of known groups and rows of new groups separately."
         )
+    if newlevels != "refuse" and encoding is None:
+        raise SettingError(
+            "newlevels applies only to tables given to a posterior of mo.fit, and these rows are "
+            "already encoded, or the fit had no formula; leave it out."
+        )
     rows, named = _as_rows(rows, fit, outcome, newlevels, groups in ("new", "any"))
     if outcome and not len(rows):
         raise DataError("there are no rows to compare with: at least one is needed.")
@@ -224,33 +229,38 @@ def _as_rows(
     rows: RowsLike, fit: FitRows | None, outcome: bool, newlevels: NewLevels, new_groups: bool
 ) -> tuple[Rows, bool]:
     """Encode a table and wrap arrays; also return whether the columns have names."""
-    if fit is not None and fit.encoding is not None and is_tabular(rows):
-        try:
-            encoded = encode_table(
-                fit.encoding, rows, outcome=outcome, newlevels=newlevels, new_groups=new_groups
-            )
-        except NewGroupError as fault:
-            if not outcome:
-                raise
-            remedy = "the density of an outcome depends on its group: leave such rows out"
-            raise NewGroupError(fault.place, remedy) from None
-        return encoded, True
-    if newlevels != "refuse":
+    if is_table(rows) and fit is None:
         raise SettingError(
-            "newlevels applies only to tables given to a posterior of mo.fit, and these rows are "
-            "already encoded, or the fit had no formula; leave it out."
+            "this posterior does not know the columns of its rows, so that it cannot encode a "
+            "table: make rows with mo.Rows.from_table."
         )
-    if is_table(rows):
-        if fit is None:
-            raise SettingError(
-                "this posterior does not know the columns of its rows, so that it cannot encode a "
-                "table: make rows with mo.Rows.from_table."
-            )
-        return Rows.from_table_like(rows, fit.schema, outcome), True
-    if isinstance(rows, Rows):
-        return rows, True
+    try:
+        made = rows_like(rows, fit, outcome, newlevels=newlevels, new_groups=new_groups)
+    except NewGroupError as fault:
+        if not outcome:
+            raise
+        remedy = "the density of an outcome depends on its group: leave such rows out"
+        raise NewGroupError(fault.place, remedy) from None
+    if made is not None:
+        return made, True
     named = isinstance(rows, Mapping) and is_table(rows.get("x"))
     return _rows_of_arrays(rows, None if fit is None else fit.schema), named
+
+
+def rows_like(
+    data: object,
+    fit: FitRows | None,
+    outcome: bool,
+    **how: Any,  # arguments of `encode_table`, for tables of a formula
+) -> Rows | None:
+    """Return rows as they are, and a table encoded as those of a fit; None for anything else."""
+    if isinstance(data, Rows):
+        return data
+    if fit is not None and fit.encoding is not None and is_tabular(data):
+        return encode_table(fit.encoding, data, outcome=outcome, **how)
+    if fit is not None and is_table(data):
+        return Rows.from_table_like(data, fit.schema, outcome)
+    return None
 
 
 def _coded_alike(theirs: RowsSchema, ours: RowsSchema) -> bool:
@@ -266,26 +276,24 @@ def _coded_alike(theirs: RowsSchema, ours: RowsSchema) -> bool:
 
 def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
     """Return the rows a posterior was sampled with; if `rows` is a table, encode it."""
-    if isinstance(rows, Rows):
-        return rows
-    if fit is not None and fit.encoding is None and is_table(rows):
-        return Rows.from_table_like(rows, fit.schema, True)
-    if fit is None or fit.encoding is None or not is_tabular(rows):
+    encoding = None if fit is None else fit.encoding
+    drop, field = (encoding.drops, encoding.largest_group) if encoding else (False, None)
+    try:
+        made = rows_like(rows, fit, True, dtype=fit and fit.dtype, drop=drop)
+    except NewLevelError as fault:
+        if encoding is None:
+            raise
+        raise NewLevelError(fault.place, f"{purpose} needs the same rows") from None
+    if made is None:
         raise SettingError(
             f"{purpose} needs the rows the posterior was sampled with, as mo.Rows, not "
             f"{type(rows).__name__}."
         )
-    drop = fit.encoding.drops
-    try:
-        backend = encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
-    except NewLevelError as fault:
-        raise NewLevelError(fault.place, f"{purpose} needs the same rows") from None
-    field = fit.encoding.largest_group
-    if field is None or backend.fingerprint() == fit.fingerprint:
-        return backend
-    codes = whole_field(backend, field)
-    ordered = backend.subset(np.argsort(codes, kind="stable"))  # the order of rows in a store
-    return ordered if ordered.fingerprint() == fit.fingerprint else backend
+    if fit is None or field is None or made is rows or made.fingerprint() == fit.fingerprint:
+        return made
+    codes = whole_field(made, field)
+    ordered = made.subset(np.argsort(codes, kind="stable"))  # the order of rows in a store
+    return ordered if ordered.fingerprint() == fit.fingerprint else made
 
 
 def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, purpose: str) -> None:

@@ -48,7 +48,7 @@ from modicum.posterior.weighted import (
 )
 from modicum.random import Stream, generator
 from modicum.rows import Rows
-from modicum.rows.formula import NewLevels
+from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.reading import TableFiles, is_tabular, table_numbers
 
 Axis: TypeAlias = Sequence[str] | None
@@ -281,12 +281,16 @@ class FittedDraws:
         levels = recorded or (() if self.rows is None else self.rows.outcome_levels)
         return tuple(map(str, levels))
 
+    @property
+    def encoding(self) -> FormulaEncoding | None:
+        """How a formula made the rows of the fit from a table; None if there was no formula."""
+        return None if self.fit_rows is None else self.fit_rows.encoding
+
     def outcome_name(self) -> str:
         """Return the outcome as the formula names it, and of two classes the one that is meant."""
-        encoding = None if self.fit_rows is None else self.fit_rows.encoding
-        if encoding is None or encoding.outcome is None:
+        if self.encoding is None or self.encoding.outcome is None:
             return "outcome"
-        name, classes = encoding.outcome.expression, self.class_names()
+        name, classes = self.encoding.outcome.expression, self.class_names()
         is_named = len(classes) == 2 and classes[1] != "True"
         return f"{name} = {classes[1]}" if is_named else name
 
@@ -338,14 +342,14 @@ class FittedDraws:
     def take_rows(self, data: RowsLike) -> None:
         """Hold rows, which must be those of the fit, and their table."""
         self.rows = self.rows_of_fit(data, "a posterior that holds its rows")
-        self.table = None if isinstance(data, Rows) else TableFiles.of(data)
+        self.table = TableFiles.of(data) if is_tabular(data) else None
 
     def table_numbers(self, data: RowsLike | None, rows: Rows) -> np.ndarray | None:
         """Return the index of each row of the fit in its table (`data` or the one it holds).
 
         None if the rows are all of the table's, in its order, or if no table is known.
         """
-        table = self.table if data is None or isinstance(data, Rows) else data
+        table = data if is_tabular(data) else self.table
         return table_numbers(rows, table) if is_tabular(table) else None
 
 

@@ -166,7 +166,7 @@ def _group_of(model: BaseModel, smooths: tuple[str, ...], group: str | None, lev
             f"there are no effects of {group!r}{suggestion(group, names)}; "
             + (f"there are effects of {', '.join(names)}." if names else "the model has no groups.")
         )
-    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
+    if isinstance(levels, str) or hasattr(levels, "columns"):  # a table, or rows
         raise SettingError(
             f"levels must be a list of levels of '{group}', not "
             f"{'a name' if isinstance(levels, str) else type(levels).__name__}; give the rows of "
@@ -197,8 +197,7 @@ def _levels_of_fit(post: FittedDraws, rows: Rows | None, group: str) -> Sequence
     """
     if rows is not None:
         return rows.levels.get(group, ())
-    encoding = None if post.fit_rows is None else post.fit_rows.encoding
-    groupings = () if encoding is None else encoding.groupings
+    groupings = () if post.encoding is None else post.encoding.groupings
     return next((grouping.levels for grouping in groupings if grouping.field == group), ())
 
 

@@ -392,7 +392,7 @@ def population(
 
     They are of `data`, or else of what the posterior holds; see `table_sample`.
     """
-    encoding = None if post.fit_rows is None else post.fit_rows.encoding
+    encoding = post.encoding
     if encoding is None:
         if data is None and post.rows is None:
             raise SettingError(

@@ -283,7 +283,7 @@ def _table_with(post: FittedDraws, column: str, most: int, seed: int) -> RowsLik
     The rows cannot be matched with the table by position: a store of groups is sorted, and
     rows with missing values may have been left out.
     """
-    encoding = post.fit_rows.encoding if post.fit_rows is not None else None
+    encoding = post.encoding
     if post.rows is None or encoding is None or holds_column(post.rows, column):
         return None
     if not is_tabular(post.table) or column not in source_of(post.table).names:

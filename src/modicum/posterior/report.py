@@ -123,8 +123,7 @@ def _model_name(model: BaseModel | None) -> str:
 def code_for(post: FittedDraws, model: BaseModel | None) -> str:
     """Return Python code that repeats the fit on the same data, without priors and settings."""
     settings, first = post.settings, "" if model is None else family_name(model)
-    encoding = None if post.fit_rows is None else post.fit_rows.encoding
-    fields = {} if encoding is None else encoding.fields
+    fields = {} if post.encoding is None else post.encoding.fields
     arguments = f"draws={post.num_draws}, tune={settings.get('tune')}, chains={post.chains}"
     if settings.get("thin", 1) != 1:
         arguments += f", thin={settings['thin']}"
@@ -258,11 +257,10 @@ def _note(text: str) -> Markup:
 
 def _effects(post: FittedDraws, prob: float, data: RowsLike | None) -> list[Markup]:
     """Show average predictions by column, and by two columns where the formula has a product."""
-    encoding = None if post.fit_rows is None else post.fit_rows.encoding
     names = _column_names(post, data)
     given = _unit_of_exposure(post)
     asked: list[tuple[str, ...]] = [(name,) for name in names]
-    asked += [] if encoding is None else _interactions(encoding, names)
+    asked += [] if post.encoding is None else _interactions(post.encoding, names)
     pictures = []
     for columns in asked:
         title = " and ".join(columns)
@@ -302,7 +300,7 @@ def _unit_of_exposure(post: FittedDraws) -> dict[str, object]:
 
     Expected counts are then those of one unit of exposure.
     """
-    encoding = None if post.fit_rows is None else post.fit_rows.encoding
+    encoding = post.encoding
     if encoding is None:
         return {}
     elsewhere = encoding.needed(outcome=False, fields=())

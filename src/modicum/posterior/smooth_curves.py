@@ -89,7 +89,7 @@ class Smooth(NamedTuple):
 
 def smooths_of(post: FittedDraws) -> dict[str, Smooth]:
     """Return the smooths of a fit by their names: ``s(hour)``, ``scale.s(hour)``."""
-    encoding = None if post.fit_rows is None else post.fit_rows.encoding
+    encoding = post.encoding
     found: dict[str, Smooth] = {}
     if encoding is None:
         return found
