@@ -11,7 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import modicum as mo
-from modicum.cli import ColumnChoice, app, build_model, read_rows
+from modicum.cli import app
+from modicum.cli.fitting import build_model, chosen_columns, read_rows
 
 SHORT = ["--draws", "100", "--tune", "100", "--chains", "2", "--seed", "1", "--method", "hmc"]
 IN_PYTHON = {"draws": 100, "tune": 100, "chains": 2, "random_seed": 1, "method": "hmc"}
@@ -146,7 +147,7 @@ def test_rows_are_read_again_only_when_something_changes(csv, tmp_path):
     say, about = Console(quiet=True), tmp_path / "rows" / "rows.json"
 
     def made(*columns):
-        choice = ColumnChoice.of("well", columns, None, None, None, None)
+        choice = chosen_columns("well", columns, None, None, None, None)
         return len(read_rows(str(csv), choice, tmp_path, say).rows), about.stat().st_mtime_ns
 
     first = made("dose")
@@ -219,9 +220,9 @@ def test_version_and_help():
 
 
 def test_options_name_columns_by_commas_or_repeated():
-    choice = ColumnChoice.of("y", ["a,b", "c"], None, None, ["a", "c=no such"], None)
-    assert choice.predictors == ["a", "b", "c"]
-    assert choice.categorical == {"a": None, "c": "no such"}
+    choice = chosen_columns("y", ["a,b", "c"], None, None, ["a", "c=no such"], None)
+    assert choice["predictors"] == ["a", "b", "c"]
+    assert choice["categorical"] == {"a": None, "c": "no such"}
 
 
 def test_families_by_name():

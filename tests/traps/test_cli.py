@@ -223,13 +223,13 @@ def test_a_killed_ingest_resumes_without_overwrite(csv, tmp_path, monkeypatch):
     class Killed(BaseException):
         """Simulates the death of the process."""
 
-    def dies_after(*arguments, real=fitting.ingest_table, **settings):
+    def dies_after(*arguments, real=fitting.ingest, **settings):
         real(*arguments, **settings)
         raise Killed
 
     usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *DRAWN]
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "ingest_table", dies_after)
+        patch.setattr(fitting, "ingest", dies_after)
         with pytest.raises(Killed):
             run("fit", csv, *usual)
     assert run("fit", csv, *usual).exit_code == 0

@@ -4,7 +4,6 @@ Commands parse options, call what Python users call, and print errors as one sen
 """
 
 from modicum.cli.commands import app, main
-from modicum.cli.fitting import ColumnChoice, build_model, read_rows
 from modicum.cli.laboratory import bench, demo, reproduce
 
-__all__ = ["ColumnChoice", "app", "bench", "build_model", "demo", "main", "read_rows", "reproduce"]
+__all__ = ["app", "bench", "demo", "main", "reproduce"]

@@ -18,13 +18,12 @@ import typer
 
 from modicum.cli.fitting import (
     REPORT,
-    ColumnChoice,
     build_engine,
     build_method,
     build_model,
     chain_count,
     check_prob,
-    ingest_table,
+    chosen_columns,
     parse_groups,
     read_rows,
     require_path,
@@ -51,13 +50,15 @@ from modicum.cli.output import (
     write_predictions,
 )
 from modicum.files import place_name
-from modicum.fit import model_for, origin_of
+from modicum.fit import FormulaModel, model_for, origin_of
 from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
 from modicum.models.families import has_classes
 from modicum.models.families.links import LINKS
 from modicum.posterior.fit_rows import Groups
 from modicum.posterior.predict import NewGroups
+from modicum.results import WITHOUT_TABLE
+from modicum.rows import ingest as write_store
 from modicum.rows.formula import NewLevels
 from modicum.rows.reading import TableFiles
 from modicum.run.checkpoint import Checkpoint
@@ -324,7 +325,7 @@ def fit(
             engine=build_engine(engine, address),
             collapse=not no_collapse,
         )
-        columns = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
+        columns = chosen_columns(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)
         say = console(quiet)
         with result_folder(out, overwrite, report) as about_to_write:
@@ -332,13 +333,12 @@ def fit(
             how = (overwrite, encoding, formula, missing, has_classes(model))
             made = read_rows(data, columns, out, say, *how)
             say.print(describe_rows(made.rows, data))
-            if formula is None:
-                post = sample_rows(model, made.rows, settings, say)
-            else:
+            held, origin = FormulaModel(model, {}), WITHOUT_TABLE
+            if formula is not None:
                 no_chain = settings.sampler().may_draw_normals
                 held = model_for(made.rows, model, None, hold_effects, no_chain)
                 origin = origin_of(made, held, TableFiles.of(data, encoding))
-                post = sample_rows(held.model, made.rows, settings, say, origin)
+            post = sample_rows(held.model, made.rows, settings, say, origin)
             about_to_write()
             table = write_results(post, out, prob)
             if report:
@@ -365,9 +365,9 @@ def ingest(
 ) -> None:
     """Turn files into a row store, which `fit` and `mo.Rows.open` read without loading it all."""
     with one_sentence():
-        columns = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
-        say = console(quiet)
-        rows = ingest_table(source, store, columns, say, overwrite, encoding)
+        columns = chosen_columns(outcome, predictors, offset, weight, categorical, dtype)
+        how = {"encoding": encoding, "overwrite": overwrite, "progressbar": not quiet}
+        rows, say = write_store(source, store, **columns | how), console(quiet)
         say.print(describe_rows(rows, source))
         say.print(f"The store is in {place_name(store)}.")
 

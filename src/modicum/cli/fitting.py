@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -25,7 +25,7 @@ from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.families import family_named
 from modicum.models.multilevel import HoldEffects
 from modicum.posterior import Posterior
-from modicum.results import WITHOUT_TABLE, Origin
+from modicum.results import Origin
 from modicum.rows import Rows, ingest
 from modicum.rows.lake import Listing
 from modicum.rows.reading import Missing, TableRows, is_store, read_formula
@@ -41,36 +41,24 @@ Values: TypeAlias = dict[str, Any]  # keyword arguments, which their class check
 NOT_OPTIONS = ("priors", "resolved_priors", "groups", "smooths", "coding")
 
 
-@dataclass(frozen=True)
-class ColumnChoice:
-    """The columns that the options name, by role."""
-
-    outcome: str | None
-    predictors: list[str] | None
-    offset: str | None
-    weight: str | None
-    categorical: dict[str, str | None]
-    dtype: str | None
-
-    @classmethod
-    def of(
-        cls,
-        outcome: str | None,
-        predictors: Sequence[str] | None,
-        offset: str | None,
-        weight: str | None,
-        categorical: Sequence[str] | None,
-        dtype: str | None,
-    ) -> ColumnChoice:
-        """Parse the options: comma-separated lists, and reference levels."""
-        pairs = [item.partition("=") for item in split(categorical)]
-        references = {name: reference if eq else None for name, eq, reference in pairs}
-        columns = split(predictors) if predictors else None
-        return cls(outcome, columns, offset, weight, references, dtype)
-
-    def unused(self) -> bool:
-        """Whether no column but perhaps the outcome is named."""
-        return not (self.predictors or self.offset or self.weight or self.categorical)
+def chosen_columns(
+    outcome: str | None,
+    predictors: Sequence[str] | None,
+    offset: str | None,
+    weight: str | None,
+    categorical: Sequence[str] | None,
+    dtype: str | None,
+) -> Values:
+    """Return the columns that options name, as arguments of `ingest`: lists, reference levels."""
+    pairs = [item.partition("=") for item in split(categorical)]
+    return {
+        "outcome": outcome,
+        "predictors": split(predictors) if predictors else None,
+        "offset": offset,
+        "weight": weight,
+        "categorical": {name: reference if eq else None for name, eq, reference in pairs},
+        "dtype": dtype,
+    }
 
 
 def split(items: Sequence[str] | None) -> list[str]:
@@ -238,7 +226,7 @@ def require_path(data: str) -> None:
 
 def read_rows(
     data: str,
-    choice: ColumnChoice,
+    columns: Values,
     out: Path,
     say: Console,
     overwrite: bool = False,
@@ -251,41 +239,43 @@ def read_rows(
     require_path(data)
     if formula is None and is_store(data):
         rows = Rows.open(data)
-        if not choice.unused() or choice.outcome not in (None, rows.outcome):
+        by_role = ("predictors", "offset", "weight", "categorical")
+        is_chosen = any(columns[role] for role in by_role)
+        if is_chosen or columns["outcome"] not in (None, rows.outcome):
             raise SettingError(
                 f"{place_name(data)} is a row store, whose columns were chosen when it was made "
                 f"(outcome {rows.outcome!r}): leave out the options that name columns."
             )
         return TableRows(rows, 0)
-    if formula is None and choice.outcome is None:
+    if formula is None and columns["outcome"] is None:
         raise SettingError(
             "name the column of the outcome with --outcome NAME, or give a formula after the data."
         )
-    if formula is not None and (choice.outcome or choice.predictors or choice.categorical):
+    of_formulas = ("outcome", "predictors", "categorical")
+    if formula is not None and any(columns[name] for name in of_formulas):
         raise SettingError(
             "the formula names the outcome and the predictors: leave out --outcome, --predictors "
             "and --categorical (write C(name) for numbers that are levels)."
         )
     how = word("--missing", missing, Missing)
-    origin = {"files": Listing.of([data]).identity, **asdict(choice), "encoding": encoding}
+    origin = {"files": Listing.of([data]).identity, **columns, "encoding": encoding}
     if formula is not None:
         origin |= {"formula": formula, "missing": missing, "by_class": by_class}
 
     def make(store: Path) -> TableRows:
+        always: Values = {"overwrite": True, "encoding": encoding, "progressbar": not say.quiet}
         if formula is None:
-            return TableRows(ingest_table(data, store, choice, say, True, encoding), 0)
+            return TableRows(ingest(data, store, **columns, **always), 0)
         return read_formula(
             formula,
             data,
-            offset=choice.offset,
-            weights=choice.weight,
+            offset=columns["offset"],
+            weights=columns["weight"],
             missing=how,
             store=store,
-            overwrite=True,
-            dtype=choice.dtype,
-            encoding=encoding,
-            progressbar=not say.quiet,
+            dtype=columns["dtype"],
             by_class=by_class,
+            **always,
         )
 
     return stored_rows(origin, make, data, out, overwrite)
@@ -348,31 +338,12 @@ def _digest(store: Path) -> str | None:
         return None
 
 
-def ingest_table(
-    source: str,
-    store: str | Path,
-    choice: ColumnChoice,
-    say: Console,
-    overwrite: bool,
-    encoding: str = "utf-8",
-) -> Rows:
-    """Read files into a row store."""
-    return ingest(
-        source,
-        store,
-        **asdict(choice),
-        progressbar=not say.quiet,
-        overwrite=overwrite,
-        encoding=encoding,
-    )
-
-
 def sample_rows(
     model: BaseModel,
     rows: Rows,
     settings: RunSettings,
     say: Console,
-    origin: Origin = WITHOUT_TABLE,
+    origin: Origin,
 ) -> Posterior:
     """Sample, continuing from the checkpoint if there is one."""
     folder = Path(settings.checkpoint or "")
