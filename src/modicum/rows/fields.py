@@ -23,9 +23,9 @@ from modicum.rows.checks import (
     reads_as_number,
 )
 from modicum.rows.coding import Array, DType, Level, code_type, treatment
-from modicum.rows.description import KINDS, Description
+from modicum.rows.description import KINDS, Description, RowsSchema
 from modicum.rows.levels import MOST_LEVELS, distinct, joined, numbers, ordered, reference_first
-from modicum.rows.memory import MemoryBackend, fill
+from modicum.rows.memory import RowStream
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 
 # Fields of one number per row; but an offset may hold one per class, and user-defined models may
@@ -157,71 +157,67 @@ def _level_codes(
     return values, codes, pa.types.is_dictionary(column.type)
 
 
-class FieldSet:
-    """All fields of a data set as the user gave them: described together, converted on demand.
+def field_stream(
+    fields: Mapping[str, object],
+    columns: object,
+    dtype: object,
+    codes: object = None,
+    like: RowsSchema | None = None,
+) -> RowStream:
+    """Return rows of fields as the user gave them: described together, converted on demand.
 
-    Rows of known `levels`, which are those of a fit, are to be predicted: there may be none.
+    Rows `like` those of a fit, whose levels and columns they have, are to be predicted: there may
+    be none.
     """
+    values = {name: value for name, value in fields.items() if value is not None}
+    factors = _factors(codes, values)
+    if not values and not factors:
+        raise SettingError("there are no fields: pass at least one, such as Rows(x=X, y=y).")
+    for name in (*values, *factors):
+        if not isinstance(name, str):
+            raise SettingError(f"field names must be text, not {name!r}.")
+    _refuse_other_order({**values, **factors})
+    numbers = {name: _field(name, value) for name, value in values.items()}
+    known = {} if like is None else like.levels
+    coded = {k: CodedFactor.of(k, value, known.get(k)) for k, value in factors.items()}
+    coded_rows = {name: factor.codes for name, factor in coded.items()}
+    lengths = {name: field.n for name, field in numbers.items()}
+    n = common_length("field", lengths | {name: len(codes) for name, codes in coded_rows.items()})
+    if n == 0 and like is None:
+        first = next(iter((*values, *factors)))
+        raise DataError(f"field {first!r} has no rows: at least one is needed.")
+    about = Description(
+        n=n,
+        dtype=as_dtype(dtype, [f for field in numbers.values() for f in field.floating]),
+        fields={k: field.shape for k, field in numbers.items()} | dict.fromkeys(coded, ()),
+        codes={name: codes.dtype for name, codes in coded_rows.items()},
+        columns=_column_names(numbers.get("x"), columns),
+        outcome=numbers["y"].title if "y" in numbers else None,
+        kinds={name: field.kind for name, field in numbers.items() if field.kind is not None},
+    )
+    about = _with_factors(about, coded) if coded else about
+    if coded and like is not None and like.coding is not None:
+        about = about.like(like)
 
-    def __init__(
-        self,
-        fields: Mapping[str, object],
-        columns: object,
-        dtype: object,
-        codes: object = None,
-        levels: Mapping[str, tuple[Level, ...]] | None = None,
-    ) -> None:
-        values = {name: value for name, value in fields.items() if value is not None}
-        factors = _factors(codes, values)
-        if not values and not factors:
-            raise SettingError("there are no fields: pass at least one, such as Rows(x=X, y=y).")
-        for name in (*values, *factors):
-            if not isinstance(name, str):
-                raise SettingError(f"field names must be text, not {name!r}.")
-        _refuse_other_order({**values, **factors})
-        self._numbers = {name: _field(name, value) for name, value in values.items()}
-        coded = {k: CodedFactor.of(k, value, (levels or {}).get(k)) for k, value in factors.items()}
-        self._codes = {name: factor.codes for name, factor in coded.items()}
-        lengths = {name: field.n for name, field in self._numbers.items()}
-        lengths |= {name: len(codes) for name, codes in self._codes.items()}
-        n = common_length("field", lengths)
-        if n == 0 and levels is None:
-            first = next(iter((*values, *factors)))
-            raise DataError(f"field {first!r} has no rows: at least one is needed.")
-        shapes = {name: field.shape for name, field in self._numbers.items()}
-        description = Description(
-            n=n,
-            dtype=as_dtype(dtype, [f for field in self._numbers.values() for f in field.floating]),
-            fields=shapes | dict.fromkeys(self._codes, ()),
-            codes={name: codes.dtype for name, codes in self._codes.items()},
-            columns=_column_names(self._numbers.get("x"), columns),
-            outcome=self._numbers["y"].title if "y" in self._numbers else None,
-            kinds={name: f.kind for name, f in self._numbers.items() if f.kind is not None},
-        )
-        self.description = _with_factors(description, coded) if coded else description
-
-    def chunks(self) -> Iterator[dict[str, Array]]:
+    def chunks(_: int) -> Iterator[dict[str, Array]]:
         """Convert and check the rows, one block at a time; arrays that fit are viewed."""
-        about, step = self.description, block_rows(self.description.width)
-        labels = {name: about.labels(name) for name in self._numbers}
-        check = WeightCheck("weight") if "weight" in self._numbers and about.n else None
-        for start in range(0, about.n, step):
-            stop = min(start + step, about.n)
+        step, labels = block_rows(about.width), {name: about.labels(name) for name in numbers}
+        check = WeightCheck("weight") if "weight" in numbers and n else None
+        for start in range(0, n, step):
+            stop = min(start + step, n)
             parts = {
                 name: field.part(start, stop, about.dtype, labels[name])
-                for name, field in self._numbers.items()
+                for name, field in numbers.items()
             }
             if check:
                 check.add(parts["weight"], range(start, stop))
-            yield parts | {name: codes[start:stop] for name, codes in self._codes.items()}
+            yield parts | {name: codes[start:stop] for name, codes in coded_rows.items()}
         if check:
             check.finish()
 
-    def in_memory(self) -> MemoryBackend:
-        """Convert and check all rows; arrays that fit are used without a copy."""
-        ready = {name: f.ready(self.description.dtype) for name, f in self._numbers.items()}
-        arrays = {name: array for name, array in ready.items() if array is not None}
-        return fill(self.description, self.chunks(), arrays | self._codes)
+    ready = {name: field.ready(about.dtype) for name, field in numbers.items()}
+    lent = {name: array for name, array in ready.items() if array is not None}
+    return RowStream(about, chunks, n, lent | coded_rows)
 
 
 def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they were passed

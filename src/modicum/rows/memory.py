@@ -146,6 +146,7 @@ class RowStream(NamedTuple):
     description: Description
     chunks: Callable[[int], Iterator[dict[str, Array]]]
     total: int | None  # None if unknown until all rows are read
+    lent: Mapping[str, Array] | None = None  # arrays to use without a copy; the user may hold them
 
     def in_memory(self, advance: Callable[[int], object] = int) -> MemoryBackend:
         """Read all rows into arrays, with memory for two copies only if their number is unknown.
@@ -153,8 +154,9 @@ class RowStream(NamedTuple):
         `advance` is called with the number of rows that were read.
         """
         if self.total is not None:
-            _require_memory(self.total * self.description.row_bytes)
-            return fill(replace(self.description, n=self.total), self._heard(advance))
+            if self.lent is None:
+                _require_memory(self.total * self.description.row_bytes)
+            return fill(replace(self.description, n=self.total), self._heard(advance), self.lent)
         parts = list(self._heard(advance))
         if not parts:
             return fill(replace(self.description, n=0), ())

@@ -23,7 +23,7 @@ from modicum.libraries import pyarrow as pa
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError, as_dtype, block_rows, in_type
 from modicum.rows.coding import Array, Level, level_names
-from modicum.rows.fields import FieldSet
+from modicum.rows.fields import field_stream
 from modicum.rows.formula import Formula, FormulaEncoding, Learned, learn, parse
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.parsing import WEIGHTS
@@ -143,8 +143,7 @@ def _fields_of(source: Rows | Mapping[str, object], dtype: object) -> RowStream:
     """Return rows that have fields already, perhaps in a narrower type."""
     if isinstance(source, Mapping):
         arrays = {name: value for name, value in source.items() if name != "codes"}
-        given = FieldSet(arrays, None, dtype, source.get("codes"))
-        return RowStream(given.description, lambda _: given.chunks(), given.description.n)
+        return field_stream(arrays, None, dtype, source.get("codes"))
     kind = source.dtype if dtype is None else as_dtype(dtype, [])
     about = replace(source._description, dtype=kind)
     fields = {name: about.fields[name] for name in about.numbers}

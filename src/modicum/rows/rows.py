@@ -17,7 +17,7 @@ from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Array, Coding, DType, Level
 from modicum.rows.description import Description, RowsSchema, fingerprint
-from modicum.rows.fields import FieldSet
+from modicum.rows.fields import field_stream
 from modicum.rows.lake import is_remote, local_path
 from modicum.rows.memory import Backend, MemoryBackend, encoded
 from modicum.rows.sources import TableSource, is_table
@@ -100,8 +100,8 @@ class Rows:
         **fields: object,
     ) -> None:
         common = {"x": x, "y": y, "offset": offset, "weight": weight}
-        field_set = FieldSet({**common, **fields}, columns, dtype, codes)
-        self._backend: Backend = field_set.in_memory()
+        stream = field_stream({**common, **fields}, columns, dtype, codes)
+        self._backend: Backend = stream.in_memory()
 
     @classmethod
     def _at(cls, backend: Backend) -> Rows:
@@ -241,9 +241,8 @@ class Rows:
             factors = {name: named.pop(name) for name in coding.fields if name in named}
         if coding is not None and isinstance(factors, Mapping):
             factors = {name: factors[name] for name in coding.fields if name in factors}
-        as_coded = coding if factors else None
-        if as_coded is not None and is_table(named.get("x")):  # named columns, in any order
-            names = [schema.columns[place] for place in as_coded.dense]
+        if coding is not None and factors and is_table(named.get("x")):
+            names = [schema.columns[place] for place in coding.dense]  # in any order
             source = TableSource(named["x"])
             for name in names:
                 if name not in source.names:
@@ -252,11 +251,8 @@ class Rows:
                         f"{names_like(name, source.names)}"
                     )
             named["x"] = source.table(names)
-        levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
-        field_set = FieldSet(named, named.pop("columns", None), dtype, factors, levels)
-        if as_coded is not None:
-            field_set.description = field_set.description.like(schema)
-        return cls._at(field_set.in_memory())
+        stream = field_stream(named, named.pop("columns", None), dtype, factors, schema)
+        return cls._at(stream.in_memory())
 
     @classmethod
     def open(cls, store: str | os.PathLike[str], verify: bool = False) -> Rows:
