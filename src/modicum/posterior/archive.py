@@ -351,7 +351,7 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
     if rows is None or name not in rows.fields:
         return
     ids = np.sort(random_rows(len(rows), sample, seed))
-    sampled = AlignedRows(rows.subset(ids), tuple(rows.fields))
+    sampled = AlignedRows.of(rows.subset(ids))
     flat = {parameter: x.reshape(-1, *x.shape[2:]) for parameter, x in draws.items()}
     outcomes = {"observed_data": sampled.rows.slice(0, len(ids))[name]}
     ones = np.ones((1, chains * number))

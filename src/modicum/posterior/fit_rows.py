@@ -113,8 +113,17 @@ class AlignedRows:
     coding: Coding | None = None
     first_new: Mapping[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, rows: Rows) -> AlignedRows:
+        """Take rows as they are, in the layout of the fit."""
+        return cls(rows, tuple(rows.fields))
+
     def __len__(self) -> int:
         return len(self.rows)
+
+    def whole(self) -> Batch:
+        """Return all rows, of which there is at least one."""
+        return next(self.chunks(len(self)))
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Yield all rows in order, `size` at a time."""
@@ -190,7 +199,7 @@ def aligned(
     if outcome and not len(rows):
         raise DataError("there are no rows to compare with: at least one is needed.")
     if fit is None:
-        return AlignedRows(rows, tuple(rows.fields))
+        return AlignedRows.of(rows)
     theirs, ours = rows.schema, fit.schema
     _check_offset(theirs, ours)
     first_new = {}

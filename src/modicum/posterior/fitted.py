@@ -316,7 +316,7 @@ class FittedDraws:
                 "this posterior, made by hand, from a digest, or loaded from a file, does not hold "
                 "its rows; give the rows, or their table."
             )
-        return AlignedRows(rows, tuple(rows.fields))
+        return AlignedRows.of(rows)
 
     def rows_of_fit(self, data: RowsLike | None, purpose: str) -> Rows:
         """Return the rows of the fit: `data`, which must be those rows, or the rows held."""

@@ -10,7 +10,7 @@ expected outcome, the quantity averaged over the rows i of a sample, for each dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,6 @@ from scipy.special import ndtr, ndtri
 from modicum.errors import SettingError, whole_number
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
-from modicum.models.over_draws import length_of
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
 from modicum.posterior.fitted import FittedDraws, check_interval
 from modicum.posterior.outcomes import CHUNK_BYTES, OutcomeDraws, with_groups
@@ -65,10 +64,11 @@ class Averages(NamedTuple):
 
     def of(self, changes: Mapping[str, np.ndarray], run: np.ndarray | None = None) -> Average:
         """Average over rows with columns changed and their weights; outcomes divided by `run`."""
-        total, mass, first = np.zeros(()), 0.0, 0
-        by_row, row_weights = [], []
+        total, mass, by_row, row_weights = np.zeros(()), 0.0, [], []
         setting = self.rows.setting(self.constants(self.given) | dict(changes))
-        for batch in _pieces(setting, self.weights.size):
+        step = max(1, CHUNK_BYTES // (8 * self.weights.size))  # rows whose outcomes fit in memory
+        for first in range(0, len(self.rows), step):
+            batch = {name: values[first : first + step] for name, values in setting.items()}
             outcome = self.expected(batch)
             count = outcome.shape[1]
             weight = np.asarray(batch.get("weight", np.ones(count)), float)
@@ -76,7 +76,7 @@ class Averages(NamedTuple):
                 scale = run[first : first + count].reshape(-1, *[1] * (outcome.ndim - 2))
                 outcome = outcome / scale
             total = total + np.tensordot(outcome, weight, axes=([1], [0]))
-            mass, first = mass + float(weight.sum()), first + count
+            mass += float(weight.sum())
             by_row.append(weighted_mean(outcome[None], self.weights))
             row_weights.append(weight)
         rows, weight = np.concatenate(by_row), np.concatenate(row_weights) / mass
@@ -442,14 +442,6 @@ def _given(given: object, columns: Sequence[str], rows: Population) -> dict[str,
             )
         rows.values(name)  # refuses a column that they do not have
     return {name: _as_levels(name, [value], rows.levels(name))[0] for name, value in given.items()}
-
-
-def _pieces(batches: Iterator[Batch], draws: int) -> Iterator[Batch]:
-    """Cut batches into pieces whose outcomes fit in memory."""
-    step = max(1, CHUNK_BYTES // (8 * draws))
-    for batch in batches:
-        for first in range(0, length_of(batch), step):
-            yield {name: values[first : first + step] for name, values in batch.items()}
 
 
 def _slope(averages: Averages, name: str, setting: Mapping[str, Level]) -> Average:

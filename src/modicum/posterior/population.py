@@ -6,7 +6,7 @@ for arrays it is a column of x, or a factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -213,9 +213,6 @@ def _alike(before: np.ndarray, now: np.ndarray) -> bool:
     return bool(np.all(np.abs(now - before) <= error))
 
 
-CHUNK = 20_000  # rows per batch
-
-
 @dataclass(frozen=True)
 class TablePopulation:
     """A sample of the table that a formula was applied to."""
@@ -256,7 +253,7 @@ class TablePopulation:
             return ()
         return tuple(np.unique(self.values(name)).tolist())
 
-    def setting(self, changes: Mapping[str, np.ndarray]) -> Iterator[Batch]:
+    def setting(self, changes: Mapping[str, np.ndarray]) -> Batch:
         """Encode the table with columns set to these values."""
         table = self.table
         for name, values in changes.items():
@@ -267,7 +264,7 @@ class TablePopulation:
             column = pa.array(plain, pa.float64() if floats else None)
             table = table.set_column(place, name, column)
         try:
-            encoded = self._encoded(table)
+            batch = self._encoded(table).whole()
         except DataError as fault:  # for instance, values outside the range of a spline
             names = " and ".join(map(repr, changes))
             raise DataError(
@@ -275,11 +272,9 @@ class TablePopulation:
                 f"{fault}"
             ) from fault
         weights = [Expression(w).bare for w in self.encoding.fields.get("weight", ())]
-        if not set(weights) & set(changes):
-            yield from encoded.chunks(CHUNK)
-            return
-        for batch, before in zip(encoded.chunks(CHUNK), self.as_it_is.chunks(CHUNK), strict=True):
-            yield {**batch, "weight": before["weight"]}  # rows count as they did
+        if set(weights) & set(changes):
+            batch["weight"] = self.as_it_is.whole()["weight"]  # rows count as they did
+        return batch
 
     def columns_of(self, group: str) -> tuple[str, ...]:
         """Return the columns that define a grouping factor."""
@@ -293,7 +288,7 @@ class TablePopulation:
     def _encoded(self, table: pa.Table) -> AlignedRows:
         has_outcome = all(name in table.column_names for name in self.encoding.needed(outcome=True))
         rows = encode_table(self.encoding, table, outcome=has_outcome, dtype=np.float64)
-        return AlignedRows(rows, tuple(rows.fields), first_new=self.first_new)
+        return replace(AlignedRows.of(rows), first_new=self.first_new)
 
 
 @dataclass(frozen=True)
@@ -332,7 +327,7 @@ class ArrayPopulation:
     @classmethod
     def of_fit(cls, rows: Rows) -> ArrayPopulation:
         """Take rows in the layout of the fit as they are."""
-        return cls.of(AlignedRows(rows, tuple(rows.fields)), None, 1.0)
+        return cls.of(AlignedRows.of(rows), None, 1.0)
 
     def __len__(self) -> int:
         return len(self.as_it_is)
@@ -347,7 +342,7 @@ class ArrayPopulation:
             if not self.holds(name):
                 columns = [*self.places, *self.factors]
                 raise SettingError(f"the rows have no column {name!r}: {names_like(name, columns)}")
-        return dict(next(self.as_it_is.chunks(len(self))))
+        return self.as_it_is.whole()
 
     def values(self, name: str) -> np.ndarray:
         """Return the values of a column of x, or of a factor."""
@@ -365,8 +360,8 @@ class ArrayPopulation:
         """Return the columns that define a grouping factor: itself."""
         return (group,)
 
-    def setting(self, changes: Mapping[str, np.ndarray]) -> Iterator[Batch]:
-        """Yield the rows with columns of x, or the codes of factors, set to these values."""
+    def setting(self, changes: Mapping[str, np.ndarray]) -> Batch:
+        """Return the rows with columns of x, or the codes of factors, set to these values."""
         batch = self._batch(*changes)
         if "x" in batch:
             batch["x"] = np.array(batch["x"], float)
@@ -377,8 +372,7 @@ class ArrayPopulation:
                 code = {level: k for k, level in enumerate(self.factors[name])}
                 codes = np.array([code[value] for value in values])
                 batch[name] = codes.astype(batch[name].dtype)
-        for first in range(0, len(self), CHUNK):
-            yield {k: v[first : first + CHUNK] for k, v in batch.items()}
+        return batch
 
 
 Population: TypeAlias = TablePopulation | ArrayPopulation

@@ -572,7 +572,7 @@ def survival_table(
     at = np.linspace(0, y.max(), TIMES) if times is None else np.asarray(times, float)
     weight = np.asarray(fields.get("weight", np.ones(len(y))), float)
     some = evenly_spaced(len(y), MOST_ROWS)
-    averaged = AlignedRows(rows.rows.subset(some), tuple(rows.rows.fields))
+    averaged = AlignedRows.of(rows.rows.subset(some))
     predictor = survival_predictor(post, "survival", at.tolist())
     source = OutcomeDraws.affordable(post, averaged, draws, predictor=predictor)
     weights = source.weights

@@ -241,7 +241,7 @@ def _error(values: np.ndarray, units: np.ndarray, weight: np.ndarray) -> float:
 
 def _log_predictive(fit: FittedDraws, rows: Rows, seed: int) -> np.ndarray:
     """Return the log predictive density of each row; groups that the fit lacks are new ones."""
-    model, fields = fit.fitted_model(), tuple(rows.fields)
+    model = fit.fitted_model()
     subset, weights = thinned(fit, fit.chains * fit.num_draws, "cross-validation")
     predictor, group = fit.model_predictor(), model.integrated_group
     known = np.ones(len(rows), bool)
@@ -252,7 +252,7 @@ def _log_predictive(fit: FittedDraws, rows: Rows, seed: int) -> np.ndarray:
         ids = np.flatnonzero(known == is_known)
         if not len(ids):
             continue
-        part = AlignedRows(rows.subset(ids), fields)
+        part = AlignedRows.of(rows.subset(ids))
         if group is not None and not is_known:
             part = all_new(part, (group,))
             effects = new_effects(predictor, subset, part, seed)
