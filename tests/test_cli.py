@@ -204,6 +204,8 @@ COLUMNS, FORMULA = ("--outcome", "well", "--predictors", "dose"), ("well ~ dose"
         ((*FORMULA, "--groups", "some"), "must be explicit or integrate"),
         ((*FORMULA, "--set", "desing=u"), "did you mean 'design'"),
         ((*FORMULA, "--set", "design=best"), "design must be"),
+        ((*FORMULA, "--set", "jitter=2"), "jitter must be"),
+        ((*FORMULA, "--method", "hmc", "--set", "trajectory=0"), "trajectory must be"),
         ((*FORMULA, "--method", "nuts", "--set", "subsample=3"), "is not a setting of nuts"),
         ((*FORMULA, "--outcome", "well"), "leave out --outcome"),
         ((*FORMULA, "--no-intercept"), "write '0 +'"),

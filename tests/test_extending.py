@@ -212,14 +212,14 @@ def composed(truth):
     """A run with a new design and a new estimator, and a plan for stochastic gradients."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DESIGNS, "halves", Halves)
-        patch.setitem(likelihood_estimates.LIKELIHOODS, "plain", PAGE.Plain)
-        method = mo.HMCECS(design="halves", estimator="plain", subsample=200)
+        patch.setitem(likelihood_estimates.LIKELIHOODS, "plain", PAGE.Plain())
+        method = mo.HMCECS(design="halves", subsample=200, expert=mo.ECSExpert(estimator="plain"))
         post = mo.sample(mo.models.Logistic(), truth[0], method=method, **RUN)
         plans = [
             planned(mo.models.Logistic(), truth[0], method)[0],
             planned(mo.models.Logistic(), truth[0], mo.SGLDCV(design="halves"))[0],
         ]
-        refused(mo.SettingError, "perturbed, plain", mo.HMCECS, estimator="plane")
+        refused(mo.SettingError, "perturbed, paper, plain", mo.ECSExpert, estimator="plane")
     return post, plans
 
 

@@ -145,7 +145,7 @@ def test_methods_that_need_all_rows_are_refused(digest):
     refused(mo.SettingError, "sgld cannot use", mo.sample, MODEL, digest, method="sgld", **RUN)
     refused(mo.SettingError, "leave `starts` out", mo.sample, MODEL, digest, starts=3, **RUN)
     with pytest.raises(mo.SettingError, match="tuning='paper' starts from a subset"):
-        mo.sample(MODEL, digest, method=mo.HMCECS(tuning="paper"), **RUN)
+        mo.sample(MODEL, digest, method=mo.HMCECS(expert=mo.ECSExpert(tuning="paper")), **RUN)
 
 
 @pytest.mark.parametrize(

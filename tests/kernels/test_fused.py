@@ -43,19 +43,19 @@ def a_gpu():
         yield
 
 
-def planned(**settings):
+def planned(expert, **settings):
     rows = some_rows()
     with jax.enable_x64(True):
         sums, start = sums_of(mo.models.Logistic(), rows)
         names = tuple(map(str, range(len(start))))
         task = Task(sums.target, start, rows, sums, names, LENGTH, 0, CHAINS, 3)
-        return mo.HMCECS(**settings).plan(task)
+        return mo.HMCECS(**settings, expert=mo.ECSExpert(**expert)).plan(task)
 
 
 @pytest.fixture(scope="module")
 def split():
-    chosen = {"subsample": 20, "blocks": 4, "refreshes": 3, "certainty": 10, "jitter": 0.3}
-    return planned(**chosen, fused=False, integrator="split")
+    expert = {"jitter": 0.3, "fused": False, "integrator": "split"}
+    return planned(expert, subsample=20, blocks=4, refreshes=3, certainty=10)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,8 @@ def test_the_front_door_takes_it(monkeypatch):
     length = {"draws": 24, "tune": 30, "chains": 4, "random_seed": 2, "progressbar": False}
     posts = {}
     for setting in (False, "auto"):
-        method = mo.HMCECS(subsample=20, blocks=4, refreshes=2, certainty=10, fused=setting)
+        sizes = {"subsample": 20, "blocks": 4, "refreshes": 2, "certainty": 10}
+        method = mo.HMCECS(**sizes, expert=mo.ECSExpert(fused=setting))
         posts[setting] = mo.sample(mo.models.Logistic(), some_rows(), method=method, **length)
     assert posts["auto"].tuning["path"]["value"] == "fused"
     assert posts[False].tuning["path"] == {
@@ -255,7 +256,7 @@ def test_a_gpu_takes_a_split_integrator(plan, monkeypatch, a_gpu):
     kernel, tuning = mo.HMCECS().with_integrator(plan.kernel, plan.context)
     assert kernel.move == HMCMove(np.pi / 2, split=True)
     assert tuning["integrator"]["value"] == "split"
-    for setting in ({"integrator": "leapfrog"}, {"inner": "nuts"}):
+    for setting in ({"expert": mo.ECSExpert(integrator="leapfrog")}, {"inner": "nuts"}):
         assert mo.HMCECS(**setting).with_integrator(plan.kernel, plan.context)[0] is plan.kernel
     other = plan.context._replace(proxy=plan.context.proxy._replace(warp=()))
     kernel, tuning = mo.HMCECS().with_integrator(plan.kernel, other)
@@ -266,8 +267,8 @@ def test_a_gpu_takes_a_split_integrator(plan, monkeypatch, a_gpu):
 def test_where_there_is_no_gpu_nothing_changes(plan):
     assert fused_kernel("auto", plan.kernel, plan.context) == (None, "there is no GPU")
     with pytest.raises(mo.SettingError, match="cannot be fused, since there is no GPU; leave"):
-        planned(subsample=20, fused=True)
-    refused(mo.SettingError, "fused must be True, False or 'auto'", mo.HMCECS, fused="yes")
+        planned({"fused": True}, subsample=20)
+    refused(mo.SettingError, "fused must be True, False or 'auto'", mo.ECSExpert, fused="yes")
 
 
 @pytest.mark.parametrize(

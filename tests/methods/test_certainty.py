@@ -263,7 +263,10 @@ def test_none_are_taken_where_they_are_not_asked_for(method, words):
     ("make", "words"),
     [
         (lambda: mo.HMCECS(certainty="all"), "whole number"),
-        (lambda: mo.HMCECS(certainty=5, tuning="paper"), "leave `certainty` out"),
+        (
+            lambda: mo.HMCECS(certainty=5, expert=mo.ECSExpert(tuning="paper")),
+            "leave `certainty` out",
+        ),
         (lambda: planned(*SMALL, mo.HMCECS(certainty=600)), "leaves none of 600 rows"),
         (lambda: planned(*SMALL, mo.SGLDCV(certainty=600)), "leaves none of 600 rows"),
         (lambda: planned(*SMALL, mo.SGLD(certainty=9)), "control variates"),

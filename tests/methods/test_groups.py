@@ -78,7 +78,9 @@ def test_a_map_without_its_volume_is_noticed(truth, monkeypatch):
     monkeypatch.setattr(
         energy_conserving, "straighten", lambda z, proxy: (right(z, proxy)[0], 0.0 * z[0])
     )
-    wrong = mo.HMCECS(target_accept=0.9, trajectory=1.1999)  # compiled separately
+    wrong = mo.HMCECS(
+        target_accept=0.9, expert=mo.ECSExpert(trajectory=1.1999)
+    )  # compiled separately
     post = quick(thin_model(), thin(), method=wrong, draws=2_000, tune=500)
     assert faults(post, truth)
 

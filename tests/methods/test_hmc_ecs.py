@@ -104,7 +104,7 @@ def test_a_nonlinear_custom_model_by_quadrature():
 @pytest.mark.slow
 def test_the_papers_schedule_on_the_toy():
     post = toy.sample(
-        mo.HMCECS(tuning="paper", design="weighted"), draws=3000, chains=2, random_seed=4
+        mo.HMCECS(expert=mo.ECSExpert(tuning="paper")), draws=3000, chains=2, random_seed=4
     )
     assert toy.faults(post) == []
     assert post.tuning["blocks"] == {"value": 100, "why": "as in the paper"}
@@ -115,7 +115,12 @@ def test_the_papers_schedule_on_the_toy():
 
 @pytest.mark.slow
 def test_the_signed_method_by_the_papers_schedule_on_the_toy():
-    post = toy.sample(mo.SignedHMCECS(tuning="paper", batch=3), draws=3000, chains=2, random_seed=4)
+    post = toy.sample(
+        mo.SignedHMCECS(expert=mo.ECSExpert(tuning="paper"), batch=3),
+        draws=3000,
+        chains=2,
+        random_seed=4,
+    )
     assert toy.faults(post) == []
     assert post.tuning["refreshes"] == {"value": 1, "why": "as in the paper"}
     assert len(post.tuning["burn-in variance"]) == 1_000
@@ -198,8 +203,9 @@ def test_single_precision_is_accepted_as_often():
     rows = logistic_rows(20_000, dtype="float32")
     rates = {}
     for precision in ("float32", "float64"):
+        method = mo.HMCECS(expert=mo.ECSExpert(precision=precision), step_size=0.6)
         post = mo.sample(
-            M.Logistic(), rows, method=mo.HMCECS(precision=precision, step_size=0.6),
+            M.Logistic(), rows, method=method,
             draws=800, tune=20, chains=2, random_seed=1, progressbar=False,
         )  # fmt: skip
         rates[precision] = np.array(
@@ -321,8 +327,8 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"design": "stratified"}, "'uniform' or 'weighted'"),
         ({"inner": "gibbs"}, "'hmc', 'nuts' or a Move"),
         ({"exact": "delayed", "inner": "nuts"}, "reversible"),
-        ({"tuning": "paper", "anchor": [0.0]}, "its own anchor"),
-        ({"integrator": "split", "inner": "nuts"}, "for inner='hmc'"),
+        ({"expert": mo.ECSExpert(tuning="paper"), "anchor": [0.0]}, "its own anchor"),
+        ({"expert": mo.ECSExpert(integrator="split"), "inner": "nuts"}, "for inner='hmc'"),
     ],
 )
 def test_wrong_settings_are_refused_with_a_reason(settings, words):

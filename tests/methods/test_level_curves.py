@@ -215,7 +215,8 @@ def test_cubics_over_posterior_sds_were_wrong(x64):
 def test_fewer_rows_are_needed():
     model, rows = PLANS["logistic"]()
     with_, without = (
-        planned(model, rows, mo.HMCECS(levels=levels, certainty=0))[0] for levels in (True, False)
+        planned(model, rows, mo.HMCECS(expert=mo.ECSExpert(levels=levels), certainty=0))[0]
+        for levels in (True, False)
     )
     assert (
         with_.memo.pilot_with(0).variance.mean() < 0.2 * without.memo.pilot_with(0).variance.mean()

@@ -20,7 +20,7 @@ from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.files import Json, Lock, place_name, refuse_uri, whole_file
 from modicum.libraries import pandas as pd
-from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
+from modicum.methods import HMCECS, NUTS, Auto, ECSExpert, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.families import family_named
 from modicum.models.multilevel import HoldEffects
@@ -110,11 +110,18 @@ def build_method(name: str, settings: Sequence[str]) -> Method:
     if method is Auto:
         candidates = (cls for cls in (Auto, HMCECS, Laplace, NUTS) if names <= set(_settings(cls)))
         method = next(candidates, HMCECS)
-    return method(**named_values("--set", settings, _settings(method), method.name))
+    values = named_values("--set", settings, _settings(method), method.name)
+    own = {f.name for f in fields(method)}  # type: ignore[arg-type]
+    expert = {name: values.pop(name) for name in values.keys() - own}
+    return method(**values, **({"expert": ECSExpert(**expert)} if expert else {}))
 
 
-def _settings(method: type[Method]) -> list[str]:
-    return [f.name for f in fields(method) if f.init]  # type: ignore[arg-type]
+def _settings(method: type[Method] | type[ECSExpert]) -> list[str]:
+    """Return the names of a method's settings, with those of an expert among them."""
+    names = [f.name for f in fields(method) if f.init]  # type: ignore[arg-type]
+    if "expert" not in names:
+        return names
+    return [name for name in names if name != "expert"] + _settings(ECSExpert)
 
 
 def named_values(option: str, settings: Sequence[str], takes: Sequence[str], of: str) -> Values:

@@ -2,7 +2,7 @@
 
 The perturbed likelihood is lhat - sigma-hat^2 / 2 (HMC-ECS paper, section 4). To add another
 likelihood estimate from the same m rows, subclass `EveryRow` and add it to LIKELIHOODS under the
-name that `HMCECS(estimator=...)` takes.
+name that `ECSExpert(estimator=...)` takes.
 
 The block-Poisson estimate is unbiased, but possibly negative (section 5). It is a product of a
 Poisson number of factors, each from its own mini-batch, and its expectation is the likelihood
@@ -322,5 +322,5 @@ class BlockPoisson(Estimator[BlockPoissonTables]):
         }
 
 
-LIKELIHOODS: dict[str, type[EveryRow]] = {"perturbed": Perturbed}
-"""Log-likelihood estimates by the name that `HMCECS(estimator=...)` takes."""
+LIKELIHOODS: dict[str, EveryRow] = {"perturbed": Perturbed(), "paper": Perturbed(ddof=0)}
+"""Log-likelihood estimates by the name that `ECSExpert(estimator=...)` takes."""

@@ -6,9 +6,10 @@ draws without chains.
 
 from __future__ import annotations
 
+from modicum.arguments import names_checked
 from modicum.errors import SettingError, suggestion
 from modicum.methods.auto import Auto
-from modicum.methods.ecs import HMCECS, SignedHMCECS
+from modicum.methods.ecs import HMCECS, ECSExpert, SignedHMCECS
 from modicum.methods.flymc import FlyMC
 from modicum.methods.full_data import HMC, NUTS
 from modicum.methods.laplace import Laplace
@@ -22,6 +23,7 @@ __all__ = [
     "METHODS",
     "NUTS",
     "Auto",
+    "ECSExpert",
     "FlyMC",
     "Laplace",
     "Method",
@@ -43,6 +45,9 @@ _CLASSES: tuple[type[Method], ...] = (
     *NAMED,
     StochasticGradient,
 )
+for _class in _CLASSES:
+    # dataclasses write their own `__init__`, which does not explain an unknown setting
+    _class.__init__ = names_checked(_class.__init__)  # type: ignore[method-assign]
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _CLASSES}
 DEFAULT = Auto.name
 

@@ -17,7 +17,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arguments import BelowOne, Bytes, Count, Point, Positive, Share, among, at_least
+from modicum.arguments import (
+    BelowOne,
+    Bytes,
+    Count,
+    Point,
+    Positive,
+    Rule,
+    Share,
+    among,
+    at_least,
+    check_settings,
+    one_of,
+)
 from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.control_variates import LinearTaylor, cached_rows
 from modicum.kernels.designs import DESIGNS
@@ -28,7 +40,7 @@ from modicum.kernels.energy_conserving import (
 )
 from modicum.kernels.expansion import TERMS, About
 from modicum.kernels.group_residuals import GroupTaylor
-from modicum.kernels.likelihood_estimates import Estimator, Perturbed
+from modicum.kernels.likelihood_estimates import LIKELIHOODS, Estimator, Perturbed
 from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead, schedule, typical_step_size
 from modicum.kernels.protocols import ControlVariate, Move, Settled
 from modicum.methods.ecs.run_checks import Case
@@ -106,6 +118,69 @@ class Examined(NamedTuple, Generic[C]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ECSExpert:
+    """Settings of HMC-ECS that few change: for experiments, and for the papers' results.
+
+    Parameters
+    ----------
+    tuning
+        "auto": anchor at the mode, and m, G and K from a pilot study. "paper": the schedule of the
+        paper's section 6.3, from the mean of a 1 % subset through 1,000 burn-in iterations.
+    estimator
+        How residuals become a log-likelihood. "perturbed": their average less half its variance;
+        "paper": the same, with the paper's divisor m^2 of the variance, not m (m - 1).
+    trajectory
+        Step size times steps of the inner HMC, in posterior standard deviations; None: 1.2, or
+        pi / 2 with the split integrator.
+    integrator
+        Integrator of the inner HMC. "leapfrog"; "split": the normal approximation at the mode is
+        integrated exactly, and steps only follow the deviation from it, so that fewer steps suffice
+        and more proposals are accepted; "auto": "split" on a GPU if a chain can run as one program
+        (see `fused`), else "leapfrog". On a GPU, `Posterior.tuning["integrator"]` says which.
+    jitter
+        Share by which each trajectory of the inner HMC is randomly longer or shorter.
+    levels
+        Whether rare levels of factors, and other columns of few rows, have control variates of
+        their own, which follow how the rows of a level move together. "auto": unless a chain may
+        run as one program on a GPU, which lacks them. Only models with one linear predictor, the
+        weighted design and order 2 have them.
+    precision
+        "float64" or "float32": type of the subsample's rows and residuals (sums are float64).
+    whitening
+        How to compute the product that whitens fresh rows, which is most of the work with hundreds
+        of columns. "auto": from 256 dense columns on, use blocks of a triangular factor, in float32
+        if that is accurate; "float64": the plain product, as with fewer columns.
+    fused
+        "auto": on a GPU, after warm-up, a chain runs as one program that does many iterations per
+        launch, in float32, if the model and the settings allow it; else iterations run one by one,
+        as with False. `Posterior.tuning["path"]` says which. True: raise an error where "auto"
+        would fall back.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.HMCECS(expert=mo.ECSExpert(jitter=0.1, levels=False)).expert.jitter
+    0.1
+    """
+
+    tuning: Literal["auto", "paper"] = "auto"
+    estimator: Annotated[str, one_of(LIKELIHOODS)] = "perturbed"
+    trajectory: Positive | None = None
+    integrator: Literal["auto", "leapfrog", "split"] = "auto"
+    jitter: BelowOne = 0.0
+    levels: bool | Literal["auto"] = "auto"
+    precision: Literal["float64", "float32"] = "float64"
+    whitening: Literal["auto", "float64"] = "auto"
+    fused: Fused = "auto"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+AsExpert: TypeAlias = Annotated[ECSExpert, Rule("mo.ECSExpert", lambda v: type(v) is ECSExpert)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnergyConserving(Method, Generic[C]):
     """Subsampling in which the dynamics and the accept step use the same rows.
 
@@ -117,19 +192,12 @@ class EnergyConserving(Method, Generic[C]):
     design: str = "weighted"
     order: Annotated[int, among(0, 1, 2)] = 2
     inner: Literal["hmc", "nuts"] | OwnMove = "hmc"
-    trajectory: Positive | None = None
-    integrator: Literal["auto", "leapfrog", "split"] = "auto"
-    jitter: BelowOne = 0.0
     target_accept: Share = 0.8
     step_size: Positive | None = None
     anchor: Literal["mode", "mean"] | Point = "mode"
     certainty: Annotated[int, at_least(0)] | Literal["auto"] = "auto"
-    levels: bool | Literal["auto"] = "auto"
-    precision: Literal["float64", "float32"] = "float64"
-    whitening: Literal["auto", "float64"] = "auto"
     memory_limit: Bytes | None = None
-    fused: Fused = "auto"
-    tuning: Literal["auto", "paper"] = "auto"
+    expert: AsExpert = ECSExpert()
     of_digests: ClassVar[bool] = True
     number: ClassVar[str]  # the setting that fixes how many rows are drawn
     by_spread: ClassVar[bool] = True  # see `StudySettings`
@@ -144,16 +212,22 @@ class EnergyConserving(Method, Generic[C]):
         if self.design not in usable:
             names = " or ".join(map(repr, usable))
             raise SettingError(f"design must be {names}, not {self.design!r}.")
-        if self.integrator != "auto" and self.inner != "hmc":
+        if self.expert.integrator != "auto" and self.inner != "hmc":
             raise SettingError(
-                f"integrator={self.integrator!r} is for inner='hmc'; other moves have their own."
+                f"integrator={self.expert.integrator!r} is for inner='hmc'; other moves have "
+                "their own."
             )
-        if self.tuning == "paper" and self.anchor != "mode":
+        if self.scheduled and self.anchor != "mode":
             raise SettingError("tuning='paper' finds its own anchor; leave `anchor` out.")
-        if self.tuning == "paper" and self.certainty not in ("auto", 0):
+        if self.scheduled and self.certainty not in ("auto", 0):
             raise SettingError("tuning='paper' draws all its rows; leave `certainty` out.")
 
     # What the methods differ in ------------------------------------------------------------
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the run follows the schedule of the paper."""
+        return self.expert.tuning == "paper"
 
     @property
     def by_hand(self) -> dict[str, int]:
@@ -188,16 +262,17 @@ class EnergyConserving(Method, Generic[C]):
     @property
     def studied(self) -> StudySettings:
         """The settings of the pilot study."""
-        may_be_fused = self.fused and jax.default_backend() == "gpu"
+        expert = self.expert
+        may_be_fused = expert.fused and jax.default_backend() == "gpu"
         return StudySettings(
             order=self.order,
-            precision=self.precision,
-            whitening=self.whitening,
+            precision=expert.precision,
+            whitening=expert.whitening,
             design=self.design,
             anchor=self.anchor if isinstance(self.anchor, str) else "anchor",
-            levels=not may_be_fused if self.levels == "auto" else self.levels,
+            levels=not may_be_fused if expert.levels == "auto" else expert.levels,
             by_spread=self.by_spread,
-            scheduled=self.tuning == "paper",
+            scheduled=self.scheduled,
         )
 
     def check_task(self, task: Task) -> None:
@@ -233,7 +308,7 @@ class EnergyConserving(Method, Generic[C]):
         self.check_task(task)
         placement = RowPlacement(task.rows.members, self.memory_limit)  # takes one core
         tuning: Tuning = {}
-        if self.tuning == "paper":
+        if self.scheduled:
             burned_in = self.burn_in(task)
             study = study_rows(weigh(self.studied, task, burned_in.anchor))
             choice = self.choose(study, 0, {**burned_in.sizes, **self.by_hand})
@@ -295,7 +370,7 @@ class EnergyConserving(Method, Generic[C]):
         design = Chosen(value=self.design, why=DESIGNS[self.design].description)
         kernel, context = self.kernel(study, choice), self.context(study, choice, placed)
         kernel, integrator = self.with_integrator(kernel, context)
-        settled, path = fused_kernel(self.fused, kernel, context)
+        settled, path = fused_kernel(self.expert.fused, kernel, context)
         if jax.default_backend() == "gpu":
             fused = Chosen(value="plain" if settled is None else "fused", why=path)
             tuning = tuning | {"path": fused} | integrator
@@ -332,8 +407,8 @@ class EnergyConserving(Method, Generic[C]):
     def hmc(self, split: bool) -> HMCMove:
         """Return the inner HMC with either integrator, of the length set or usual for it."""
         usual = QUARTER_TURN if split else LEAPFROG_LENGTH
-        length = usual if self.trajectory is None else self.trajectory
-        return HMCMove(length, jitter=self.jitter, split=split)
+        length = usual if self.expert.trajectory is None else self.expert.trajectory
+        return HMCMove(length, jitter=self.expert.jitter, split=split)
 
     def steps(self, study: Study) -> int:
         """Expected leapfrog steps per iteration."""
@@ -342,7 +417,8 @@ class EnergyConserving(Method, Generic[C]):
     def _move(self) -> Move:
         if not isinstance(self.inner, str):
             return self.inner
-        return NUTSMove() if self.inner == "nuts" else self.hmc(split=self.integrator == "split")
+        split = self.expert.integrator == "split"
+        return NUTSMove() if self.inner == "nuts" else self.hmc(split)
 
     def kernel(self, study: Study, choice: C) -> EnergyConservingKernel:
         """Compose the kernel."""
@@ -391,8 +467,8 @@ class EnergyConserving(Method, Generic[C]):
         """
         if self.inner != "hmc":
             return kernel, {}
-        split, why = self.integrator == "split", "set by hand"
-        if self.integrator == "auto":
+        split, why = self.expert.integrator == "split", "set by hand"
+        if self.expert.integrator == "auto":
             obstacle = fusing_obstacle(kernel, context)
             split = obstacle is None
             why = "a chain can run as one GPU program" if obstacle is None else obstacle

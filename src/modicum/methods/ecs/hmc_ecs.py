@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 import jax.numpy as jnp
 
-from modicum.arguments import Count, Positive, among, at_least, one_of
+from modicum.arguments import Count, Positive, at_least
 from modicum.errors import (
     ConvergenceError,
     CrudeControlVariateError,
@@ -19,7 +19,7 @@ from modicum.errors import (
 )
 from modicum.kernels.all_rows import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
-from modicum.kernels.likelihood_estimates import LIKELIHOODS, BlockPoisson, Estimator
+from modicum.kernels.likelihood_estimates import LIKELIHOODS, BlockPoisson, Estimator, EveryRow
 from modicum.methods.cost import slow_run
 from modicum.methods.ecs.composition import BurnIn, EnergyConserving, Examined, check_blocks
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in
@@ -91,42 +91,8 @@ class HMCECS(EnergyConserving[Choice]):
     memory_limit
         Bytes of rows that may be held in memory; rows of larger data sets are read when chains
         need them. By default half of the free memory, or 256 MiB for a row store.
-
-    Other Parameters
-    ----------------
-    tuning
-        "auto": anchor at the mode, and m, G and K from a pilot study. "paper": the schedule of the
-        paper's section 6.3, from the mean of a 1 % subset through 1,000 burn-in iterations.
-    trajectory
-        Step size times steps of the inner HMC, in posterior standard deviations; None: 1.2, or
-        pi / 2 with the split integrator.
-    integrator
-        Integrator of the inner HMC. "leapfrog"; "split": the normal approximation at the mode is
-        integrated exactly, and steps only follow the deviation from it, so that fewer steps suffice
-        and more proposals are accepted; "auto": "split" on a GPU if a chain can run as one program
-        (see `fused`), else "leapfrog". On a GPU, `Posterior.tuning["integrator"]` says which.
-    jitter
-        Share by which each trajectory of the inner HMC is randomly longer or shorter.
-    levels
-        Whether rare levels of factors, and other columns of few rows, have control variates of
-        their own, which follow how the rows of a level move together. "auto": unless a chain may
-        run as one program on a GPU, which lacks them. Only models with one linear predictor, the
-        weighted design and order 2 have them.
-    precision
-        "float64" or "float32": type of the subsample's rows and residuals (sums are float64).
-    whitening
-        How to compute the product that whitens fresh rows, which is most of the work with hundreds
-        of columns. "auto": from 256 dense columns on, use blocks of a triangular factor, in float32
-        if that is accurate; "float64": the plain product, as with fewer columns.
-    fused
-        "auto": on a GPU, after warm-up, a chain runs as one program that does many iterations per
-        launch, in float32, if the model and the settings allow it; else iterations run one by one,
-        as with False. `Posterior.tuning["path"]` says which. True: raise an error where "auto"
-        would fall back.
-    estimator
-        How residuals become a log-likelihood; "perturbed": their average less half its variance.
-    ddof
-        1: unbiased variance estimate; 0: the paper's.
+    expert
+        Further settings, `mo.ECSExpert`.
 
     Examples
     --------
@@ -137,8 +103,6 @@ class HMCECS(EnergyConserving[Choice]):
 
     subsample: Annotated[int, at_least(2)] | None = None
     bias: Positive = 0.05
-    estimator: Annotated[str, one_of(LIKELIHOODS)] = "perturbed"
-    ddof: Annotated[int, among(0, 1), "0 is the paper's divisor"] = 1
     exact: Literal["delayed"] | None = None
     name: ClassVar[str] = "hmc-ecs"
     summary: ClassVar[str] = "a few hundred rows per step, tuned automatically"
@@ -178,16 +142,20 @@ class HMCECS(EnergyConserving[Choice]):
             study.pilot_with(certainty),
             self.steps(study),
             self.bias,
-            self.ddof,
+            self._estimator.ddof,
             study.about.fresh,
             study.task.grouped,
             certainty,
             **fixed,
         )
 
+    @property
+    def _estimator(self) -> EveryRow:
+        return LIKELIHOODS[self.expert.estimator]
+
     def likelihood(self, choice: Choice) -> Estimator[Pytree]:
         """Return the estimator of that name."""
-        return LIKELIHOODS[self.estimator](self.ddof)
+        return self._estimator
 
     def burn_in(self, task: Task) -> BurnIn:
         """Run the schedule of the paper."""
@@ -217,7 +185,7 @@ class HMCECS(EnergyConserving[Choice]):
     def _advice(self, study: Study) -> str | None:
         """Say what to do about too few rows, if that would help."""
         if self.subsample is None:
-            return 'use tuning="auto"' if self.tuning == "paper" else None
+            return 'use tuning="auto"' if self.scheduled else None
         others = {name: value for name, value in self.by_hand.items() if name != "subsample"}
         advised = self.choose(study, 0, others).subsample
         helps = 2 * advised <= len(study.task.rows)  # otherwise the advised size would be refused
@@ -286,13 +254,11 @@ class SignedHMCECS(EnergyConserving[ProductChoice]):
         Blocks of the subsample, each with an equal share of the products.
     refreshes
         Blocks proposed anew per iteration.
-    design, order, inner, trajectory, integrator, jitter, target_accept, step_size, anchor
+    design, order, inner, target_accept, step_size, anchor, certainty, memory_limit
         As for `HMCECS`.
-    certainty, levels, precision, whitening, memory_limit, fused
-        As for `HMCECS`.
-    tuning
-        "auto": anchor at the mode. "paper": the schedule of the paper's section 6.3, with burn-in
-        by the perturbed method, and G = 100 and K = 1 unless they are set.
+    expert
+        Further settings, `mo.ECSExpert`. With tuning="paper", burn-in is by the perturbed method,
+        and G = 100 and K = 1 unless they are set.
 
     Examples
     --------
@@ -313,6 +279,8 @@ class SignedHMCECS(EnergyConserving[ProductChoice]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.expert.estimator != "perturbed":
+            raise SettingError("the signed method has an estimator of its own; leave it out.")
         check_blocks(self.products, self.blocks, "{} products", "products")
 
     def check_task(self, task: Task) -> None:
@@ -331,7 +299,7 @@ class SignedHMCECS(EnergyConserving[ProductChoice]):
 
     def choose(self, study: Study, certainty: int, fixed: Mapping[str, int]) -> ProductChoice:
         """Choose products, blocks and refreshes, unless they are `fixed`."""
-        fixed_bound = self.centre is not None or self.tuning == "paper"
+        fixed_bound = self.centre is not None or self.scheduled
         return choose_products(
             study.pilot_with(certainty),
             self.batch,

@@ -32,6 +32,7 @@ from modicum import (
     HMC,
     HMCECS,
     SGHMCCV,
+    ECSExpert,
     ModicumWarning,
     Posterior,
     SignedHMCECS,
@@ -53,10 +54,14 @@ class Kind(NamedTuple):
     thin: int = 1
 
 
+def _ecs(method: Callable[..., Method], **expert: Any) -> Method:
+    return method(expert=ECSExpert(**expert))
+
+
 METHODS = {
-    "perturbed": Kind(partial(HMCECS, fused=False)),
-    "fused": Kind(partial(HMCECS, fused="auto")),
-    "signed": Kind(SignedHMCECS),
+    "perturbed": Kind(partial(_ecs, HMCECS, fused=False)),
+    "fused": Kind(partial(_ecs, HMCECS)),
+    "signed": Kind(partial(_ecs, SignedHMCECS)),
     "sghmc-cv": Kind(SGHMCCV, 10),
 }
 BOTH_PATHS = ("perturbed", "fused")

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from modicum import HMCECS, ModicumWarning, sample
+from modicum import HMCECS, ECSExpert, ModicumWarning, sample
 from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table
 from modicum_lab.datasets import Dataset
@@ -41,7 +41,7 @@ def iteration(data: Dataset, whitening: Whitening, refreshes: int, draws: int) -
     """Return the microseconds per iteration of one chain, from its sampling time."""
     method = HMCECS(
         subsample=SUBSAMPLE, blocks=BLOCKS, refreshes=refreshes, step_size=STEP, certainty=0,
-        whitening=whitening,
+        expert=ECSExpert(whitening=whitening),
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # m is set by hand

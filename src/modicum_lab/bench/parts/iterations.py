@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from modicum import HMCECS, Rows, sample
+from modicum import HMCECS, ECSExpert, Rows, sample
 from modicum.rows import ingest
 from modicum_lab.bench.machine import cores
 from modicum_lab.bench.stand_ins import plain
@@ -33,7 +33,7 @@ def iteration(table: Dataset, case: Case, draws: int) -> float:
     post = sample(
         table.model,
         case.rows,
-        method=HMCECS(precision=case.precision, **settings),
+        method=HMCECS(expert=ECSExpert(precision=case.precision), **settings),
         draws=draws,
         tune=100,
         chains=case.chains,

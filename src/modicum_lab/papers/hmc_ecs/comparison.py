@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from modicum import SGHMC, SGHMCCV, SGLD, SGLDCV
-from modicum.methods import HMC, HMCECS, SignedHMCECS
+from modicum.methods import HMC, HMCECS, ECSExpert, SignedHMCECS
 from modicum.rows import Rows
 from modicum_lab.datasets import Dataset, bankruptcy_shaped, higgs, higgs_shaped
 from modicum_lab.papers.fits import Contender, Fit
@@ -22,6 +22,7 @@ SIGNED_SCHEDULE = "HMC-ECS signed, paper's schedule"
 AS_PRINTED = {SCHEDULE: PERTURBED, SIGNED_SCHEDULE: SIGNED}  # these share printed figures
 DEFAULT = "HMC-ECS weighted (our default)"
 TRUTH = "HMC, all rows"
+PAPER = ECSExpert(tuning="paper")
 STEP, LEAPFROGS, BLOCKS = 0.2, 6, 100  # section 6.3: eps L = 1.2, rho = .99
 
 
@@ -134,13 +135,13 @@ def by_schedule(problem: Problem, size: Size, order: int) -> Contender:
     settings, tune = _ecs(), 0
     if order == 0:
         settings["step_size"], tune = None, size.tune
-    method = HMCECS(order=order, subsample=m, tuning="paper", **settings)
+    method = HMCECS(order=order, subsample=m, expert=PAPER, **settings)
     return Contender(SCHEDULE, method, size.draws, tune, colour="hmc-ecs-uniform")
 
 
 def signed_by_schedule(problem: Problem, size: Size) -> Contender:
     """Return signed HMC-ECS with the burn-in of the paper."""
-    method = SignedHMCECS(products=problem.products, batch=30, tuning="paper", **_ecs())
+    method = SignedHMCECS(products=problem.products, batch=30, expert=PAPER, **_ecs())
     return Contender(SIGNED_SCHEDULE, method, size.draws, 0)
 
 

@@ -211,7 +211,7 @@ def test_the_bound_on_the_bias_is_one(name):
 
 @pytest.mark.slow
 def test_too_few_rows_of_rare_levels_are_warned_of_and_wrong():
-    few = mo.HMCECS(subsample=100, levels=False)
+    few = mo.HMCECS(subsample=100, expert=mo.ECSExpert(levels=False))
     post = sampled("census", method=few, draws=1_000, tune=500)
     assert {"subsample-small", "variance-high"} & {doubt.code for doubt in post.warnings}
     assert post.tuning["bias_bound"]["value"] is None
