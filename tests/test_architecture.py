@@ -50,7 +50,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "posterior": 6_200,
     "kernels": 3_790,
     "passes": 3_010,
-    "": 3_190,
+    "": 3_200,
     "run": 1_330,
     "cli": 1_100,
     "digest": 900,

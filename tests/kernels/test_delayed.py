@@ -9,7 +9,8 @@ from helpers import toy
 from modicum.kernels.all_rows import DelayedAcceptanceKernel
 from modicum.methods.ecs import hmc_ecs
 
-POOR = {"anchor": toy.poor_anchor(), "design": "uniform", "ddof": 0, **toy.POOR}
+PAPER = mo.ECSExpert(estimator="paper")
+POOR = {"anchor": toy.poor_anchor(), "design": "uniform", "expert": PAPER, **toy.POOR}
 RUN = {"draws": 800, "chains": 2, "random_seed": 2, "long": False}
 
 

@@ -28,7 +28,7 @@ from modicum.methods.pilot.coreset import FarOut
 from modicum.methods.pilot.pilot_residuals import reweighted
 
 Z = np.array([0.7, -1.2, 0.4, 0.9])
-BY_HAND = {"certainty": 0, "batch": 5, "products": 60, "levels": False}
+BY_HAND = {"certainty": 0, "batch": 5, "products": 60}
 
 
 def separated_rows(n=4_000, level=300):
@@ -41,7 +41,7 @@ def separated_rows(n=4_000, level=300):
 
 @pytest.fixture(scope="module")
 def plan():
-    method = mo.SignedHMCECS(**BY_HAND)
+    method = mo.SignedHMCECS(**BY_HAND, expert=mo.ECSExpert(levels=False))
     with small_pilots():
         return planned(mo.models.Logistic(prior_scale=3.0), separated_rows(), method)[0]
 
