@@ -22,6 +22,7 @@ from modicum.posterior.marginal import by_class
 from modicum.posterior.ppc import name_axes, new_axes, pyplot, survival_table
 from modicum.posterior.smooth_curves import smooths_of
 from modicum.posterior.summary import added_words, interval_words, percent, prob_of
+from modicum.posterior.weighted import ends_of
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def forest(
     written = scalars if labels is None else list(labels)
     if len(written) != len(scalars):
         raise SettingError(f"there are {len(written)} labels for {len(scalars)} scalars.")
-    levels = [(1 - prob) / 2, 0.5, (1 + prob) / 2]
+    outer = ends_of(prob)
+    levels = [outer[0], 0.5, outer[1]]
     quantiles = [post.quantile(name, levels).reshape(len(levels), -1) for name in chosen]
     ends = np.concatenate(quantiles, axis=1)
     ends = ends if transform is None else np.asarray(transform(ends))  # increasing: of quantiles

@@ -38,7 +38,7 @@ from modicum.posterior.fit_rows import aligned
 from modicum.posterior.fitted import thinned
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces
 from modicum.posterior.predict import Prepared, check_finite
-from modicum.posterior.weighted import normalised, weighted_mean, weighted_variance
+from modicum.posterior.weighted import normalised, weighted_mean
 from modicum.progress import After
 from modicum.rows import Rows
 from modicum.rows.sources import is_table
@@ -271,8 +271,8 @@ class _Regression(RegressorMixin, _Estimator):  # type: ignore[misc]
         drawn = OutcomeDraws.affordable(self.posterior_, rows, None)
         weights, variances = drawn.weights, []
         for _, (mean, noise) in in_pieces(rows, weights.size, drawn.moments):
-            within = weighted_mean(noise[None], weights)
-            variances.append(weighted_variance(mean[None], weights) + within)
+            apart = mean - weighted_mean(mean[None], weights)
+            variances.append(weighted_mean((noise + apart**2)[None], weights))
         return np.sqrt(np.concatenate(variances))
 
 

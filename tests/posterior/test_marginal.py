@@ -49,7 +49,7 @@ def test_the_slope_of_a_linear_model_is_its_coefficient():
     table = post.marginal("dose", slope=True)
     assert list(table.index) == ["dose"]
     dose, age = BETA[..., 0], BETA[..., 1]
-    known = [dose.mean(), dose.std(), *np.quantile(dose, [0.05, 0.95])]
+    known = [dose.mean(), dose.std(ddof=1), *np.quantile(dose, [0.05, 0.95])]
     np.testing.assert_allclose(table.loc["dose", ["mean", "sd"]], known[:2], rtol=1e-6)
     np.testing.assert_allclose(table.loc["dose", ["5%", "95%"]], known[2:], atol=0.01)
     by_one, by_ten = post.contrast("dose"), post.contrast("age", (0, 10))
@@ -63,7 +63,7 @@ def test_logistic_averages_are_those_by_hand(logistic):
     slopes = (beta[:, :1] * p * (1 - p)).mean(axis=1)
     table = logistic.marginal("dose", slope=True)
     assert table.loc["dose", "mean"] == pytest.approx(slopes.mean(), abs=1e-7)
-    assert table.loc["dose", "sd"] == pytest.approx(slopes.std(), rel=1e-5)
+    assert table.loc["dose", "sd"] == pytest.approx(slopes.std(ddof=1), rel=1e-5)
     # negative control: the slope at the mean of the columns differs
     centre = expit(beta @ X.mean(axis=0) + intercept)
     assert abs((beta[:, 0] * centre * (1 - centre)).mean() - slopes.mean()) > 1e-3

@@ -31,7 +31,7 @@ def test_a_normal_outcome_is_explained_by_the_variance_of_its_mean():
     right = explained(ETA, np.broadcast_to(scale.reshape(-1, 1) ** 2, ETA.shape))
     line = post.bayes_R2().loc["R2"]
     assert line["mean"] == pytest.approx(right.mean())
-    assert line["sd"] == pytest.approx(right.std())
+    assert line["sd"] == pytest.approx(right.std(ddof=1))
     np.testing.assert_allclose(line[["5%", "95%"]], np.quantile(right, [0.05, 0.95]), atol=0.02)
     # negative control: the R-squared of the average draw is another
     at_mean = explained(ETA.mean(axis=0)[None], np.full((1, N), (scale**2).mean()))

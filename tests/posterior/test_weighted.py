@@ -9,7 +9,6 @@ from modicum.diagnostics import batch_means_variance, inefficiency, r_hat
 from modicum.posterior.weighted import (
     influence,
     kish_share,
-    sample_sd,
     weighted_ess,
     weighted_ess_tail,
     weighted_mcse,
@@ -99,9 +98,14 @@ def test_signs_that_cancel_say_nothing():
 @pytest.mark.parametrize("shape", [(), (3, 2)])
 def test_many_draws_are_shared_between_threads(monkeypatch, shape):
     x = np.random.default_rng(1).normal(size=(40, 30, *shape))
-    few = [weighted_quantile(x, None, (0.05, 0.95)), weighted_quantile(x, None, 0.5), sample_sd(x)]
+
+    def measured():
+        quantiles = [weighted_quantile(x, None, q) for q in ((0.05, 0.95), 0.5)]
+        return [*quantiles, weighted_variance(x, None)]
+
+    few = measured()
     monkeypatch.setattr("modicum.posterior.weighted.LARGE", 10)
-    many = [weighted_quantile(x, None, (0.05, 0.95)), weighted_quantile(x, None, 0.5), sample_sd(x)]
+    many = measured()
     assert [a.shape for a in many] == [(2, *shape), shape, shape]
     for a, b in zip(few, many, strict=True):
         np.testing.assert_allclose(a, b)

@@ -39,7 +39,6 @@ from modicum.posterior.fit_rows import (
     rows_of_fit,
 )
 from modicum.posterior.weighted import (
-    sample_sd,
     unequal,
     weighted_covariance,
     weighted_mean,
@@ -227,27 +226,22 @@ class FittedDraws:
 
     def mean(self, name: str) -> np.ndarray:
         """Return the posterior mean; with signs or weights, the ratio estimate."""
-        return weighted_mean(self[name], self.unequal_weights)
+        return weighted_mean(self[name], self.weights)
 
     def sd(self, name: str) -> np.ndarray:
         """Return the posterior standard deviation."""
-        x, weights = np.asarray(self[name], dtype=float), self.unequal_weights
-        if weights is not None:
-            return np.sqrt(weighted_variance(x, weights))
-        if x.shape[0] * x.shape[1] < 2:
-            return np.full(x.shape[2:], np.nan)
-        return sample_sd(x)
+        return np.sqrt(weighted_variance(np.asarray(self[name], dtype=float), self.weights))
 
     def quantile(self, name: str, q: ArrayLike) -> np.ndarray:
         """Return posterior quantiles, of shape (*q.shape, *shape)."""
         x, levels = self[name], np.asarray(q, float)
         if not ((levels >= 0) & (levels <= 1)).all():
             raise SettingError(f"quantile levels must be between 0 and 1, not {q!r}.")
-        return weighted_quantile(x, self.unequal_weights, levels)
+        return weighted_quantile(x, self.weights, levels)
 
     def covariance(self, name: str) -> np.ndarray:
         """Return the posterior covariance matrix of one parameter's scalars, flattened."""
-        return weighted_covariance(np.asarray(self[name], float), self.unequal_weights)
+        return weighted_covariance(np.asarray(self[name], float), self.weights)
 
     def lines(self, names: Iterable[str]) -> list[str]:
         """Return the names of all scalars of these parameters, or lines of the summary."""

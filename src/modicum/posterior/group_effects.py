@@ -41,16 +41,15 @@ from modicum.posterior.fitted import (
     check_interval,
     flat_points,
     thinned,
-    weights_of,
 )
 from modicum.posterior.smooth_curves import smooth_table, smooths_of
 from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import (
+    ends_of,
     normalised,
     tabulated,
     weighted_mcse,
     weighted_mean,
-    weighted_variance,
 )
 from modicum.rows import Rows
 from modicum.rows.coding import Level, level_names
@@ -209,7 +208,7 @@ def _explicit_effects(
     prob: float,
 ) -> pd.DataFrame:
     """Tabulate effects that are among the draws."""
-    model, weights = post.fitted_model(), weights_of(post)
+    model, number = post.fitted_model(), post.chains * post.num_draws
     names = [name for term in terms_of(model, group) for name in term.names]
     (entries,) = post.labels[names[0]]
     ids = _level_ids(np.asarray(entries, object), group, levels)
@@ -223,7 +222,7 @@ def _explicit_effects(
     fit_levels = _levels_of_fit(post, rows, group)
     names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
     called = np.asarray(names_of_levels, object)[ids]
-    return _frame(tabulated(x, weights, prob), model, group, called, size, prob, weights.size)
+    return _frame(tabulated(x, post.weights, prob), model, group, called, size, prob, number)
 
 
 def _mixtures(
@@ -233,10 +232,10 @@ def _mixtures(
     from scipy.special import ndtr, ndtri  # slow to import
 
     centre = weighted_mean(mean[None], weights)
-    sd = np.sqrt(weighted_mean(variance[None], weights) + weighted_variance(mean[None], weights))
+    sd = np.sqrt(weighted_mean((variance + (mean - centre) ** 2)[None], weights))
     share, width = normalised(weights)[0], np.sqrt(np.maximum(variance, TINY))
     ends = []
-    for level in ((1 - prob) / 2, (1 + prob) / 2):
+    for level in ends_of(prob):
         end = centre + ndtri(level) * sd
         for _ in range(NEWTON_STEPS):
             z = (end - mean) / width
@@ -409,7 +408,7 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     if len(shares) > 1:
         shares["all groups"] = sum(between.values()) / total
     x = np.stack(list(shares.values()), axis=-1)
-    table = interval_table(tabulated(x, weights_of(post), prob), zip(shares), ["group"], prob)
+    table = interval_table(tabulated(x, post.weights, prob), zip(shares), ["group"], prob)
     return table.iloc[:, :4]
 
 

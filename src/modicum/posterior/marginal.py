@@ -26,12 +26,7 @@ from modicum.posterior.fitted import FittedDraws, check_interval
 from modicum.posterior.outcomes import CHUNK_BYTES, OutcomeDraws, with_groups
 from modicum.posterior.population import Population, population
 from modicum.posterior.summary import interval_table
-from modicum.posterior.weighted import (
-    weighted_mcse,
-    weighted_mean,
-    weighted_quantile,
-    weighted_variance,
-)
+from modicum.posterior.weighted import ends_of, tabulated, weighted_mean
 from modicum.rows.checks import names_like
 from modicum.rows.coding import Level, level_places
 
@@ -99,14 +94,12 @@ class Average(NamedTuple):
 
         If the rows are a `share` of all, sd and interval include the error of the sample.
         """
-        ends, draws = [(1 - prob) / 2, (1 + prob) / 2], self.by_draw[None]
-        mean, quantiles = weighted_mean(draws, weights), weighted_quantile(draws, weights, ends)
-        error, away = self._error_of_rows(share), np.abs(quantiles - mean)
-        wider = np.hypot(away, ndtri(ends[1]) * error) - away
-        low, high = quantiles[0] - wider[0], quantiles[1] + wider[1]
-        sd = np.hypot(np.sqrt(weighted_variance(draws, weights)), error)
-        mcse = np.hypot(weighted_mcse(draws, weights), error)
-        return np.stack([mean, sd, low, high, mcse], axis=-1)
+        of_draws, error = tabulated(self.by_draw[None], weights, prob), self._error_of_rows(share)
+        mean, sd, low, high, mcse = np.moveaxis(of_draws, -1, 0)
+        half = ndtri(ends_of(prob)[1]) * error  # of the interval that the rows alone would give
+        low -= np.hypot(low - mean, half) - np.abs(low - mean)
+        high += np.hypot(high - mean, half) - np.abs(high - mean)
+        return np.stack([mean, np.hypot(sd, error), low, high, np.hypot(mcse, error)], axis=-1)
 
     def chance_above(self, value: float, averages: Averages) -> np.ndarray:
         """Return the posterior probability that this is above a value."""

@@ -35,7 +35,7 @@ from modicum.posterior.population import (
 )
 from modicum.posterior.predict import survival_predictor
 from modicum.posterior.summary import is_share, percent
-from modicum.posterior.weighted import unequal, weighted_mean, weighted_quantile
+from modicum.posterior.weighted import ends_of, weighted_mean, weighted_quantile
 from modicum.random import Stream, generator
 from modicum.rows.reading import is_tabular, source_of
 
@@ -530,10 +530,10 @@ def _frame(
     index: Sequence[object] | np.ndarray | range,
     weights: np.ndarray,
 ) -> pd.DataFrame:
-    observed, drawn, ends = total[0], total[1:], [(1 - prob) / 2, (1 + prob) / 2]
-    low, high = weighted_quantile(drawn[None], unequal(weights), ends)
-    mean = weighted_mean(drawn[None], unequal(weights))
-    columns = {"observed": observed, "predicted": mean, "lower": low, "upper": high}
+    drawn = total[None, 1:]
+    low, high = weighted_quantile(drawn, weights, ends_of(prob))
+    mean = weighted_mean(drawn, weights)
+    columns = {"observed": total[0], "predicted": mean, "lower": low, "upper": high}
     return pd.DataFrame(columns, index=pd.Index(index, name="bin"))
 
 
@@ -580,10 +580,9 @@ def survival_table(
     for _, (chances, _) in in_pieces(averaged, weights.size * len(at), source.expected):
         share = weight[some][first : first + chances.shape[1]] / weight[some].sum()
         total, first = total + np.einsum("snt,n->st", chances, share), first + chances.shape[1]
-    ends = [(1 - prob) / 2, (1 + prob) / 2]
-    lower, upper = weighted_quantile(total[None], unequal(weights), ends)
+    lower, upper = weighted_quantile(total[None], weights, ends_of(prob))
     columns = {
-        "mean": weighted_mean(total[None], unequal(weights)),
+        "mean": weighted_mean(total[None], weights),
         "lower": lower,
         "upper": upper,
         "kaplan_meier": kaplan_meier(y, censored == 0, weight, at),

@@ -30,8 +30,8 @@ from modicum.posterior.outcomes import OutcomeDraws, in_pieces, rows_behind, wit
 from modicum.posterior.population import random_rows
 from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import (
+    ends_of,
     normalised,
-    unequal,
     weighted_mcse,
     weighted_mean,
     weighted_quantile,
@@ -239,18 +239,17 @@ def mixed_prediction(
     if not all(is_number(p) and 0 <= p <= 1 for p in probabilities):
         raise SettingError(f"quantiles must be probabilities from 0 to 1, not {quantiles!r}.")
     total, parts = sum(fit.weights.size for fit in fits), []
-    at, weights = [(1 - prob) / 2, (1 + prob) / 2, *probabilities], [fit.weights for fit in fits]
+    at, weights = [*ends_of(prob), *probabilities], [fit.weights for fit in fits]
     mixed = [share * normalised(w) for share, w in zip(shares, weights, strict=True)]
     joined = weights[0] if len(fits) == 1 else np.concatenate(mixed, axis=1)
-    differing = unequal(joined)
     for pieces in zip(*(fit.pieces(total) for fit in fits), strict=True):
         if len({average.shape[1:] for average, _ in pieces}) > 1:
             raise SettingError("the models predict different classes: average those of one kind.")
         averages, singles = (np.concatenate(each) for each in zip(*pieces, strict=True))
         each = [weighted_mcse(a[None], w) for (a, _), w in zip(pieces, weights, strict=True)]
         error = np.sqrt(sum((s * e) ** 2 for s, e in zip(shares, each, strict=True)))
-        ends = weighted_quantile(singles[None], differing, at)
-        parts.append(np.stack([weighted_mean(averages[None], differing), error, *ends]))
+        ends = weighted_quantile(singles[None], joined, at)
+        parts.append(np.stack([weighted_mean(averages[None], joined), error, *ends]))
     mean, error, lower, upper, *asked = np.concatenate(parts, axis=1)
     check_finite(mean, joined)
     is_frame = library(rows) == "pandas" and is_table(rows)

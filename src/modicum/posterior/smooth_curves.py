@@ -19,7 +19,7 @@ from modicum.errors import DataError, ModicumWarning, listed
 from modicum.models import LinearPredictorModel
 from modicum.models.coefficients import parameter_of
 from modicum.models.terms import slope_columns
-from modicum.posterior.fitted import FittedDraws, weights_of
+from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.population import random_rows
 from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import tabulated
@@ -113,8 +113,8 @@ def smooth_table(
     f = _coefficients(post, smooth) @ smooth_columns(smooth.state, many, by).T
     names = [*([] if smooth.by is None else [smooth.by]), *smooth.variables]
     parts = [*([] if smooth.by is None else [np.repeat(levels, len(x))]), *many.T]
-    weights, labels = weights_of(post), zip(*parts, strict=True)
-    return interval_table(tabulated(f, weights, prob), labels, names, prob, draws=weights.size)
+    labels, number = zip(*parts, strict=True), post.chains * post.num_draws
+    return interval_table(tabulated(f, post.weights, prob), labels, names, prob, draws=number)
 
 
 def _coefficients(post: FittedDraws, smooth: Smooth) -> np.ndarray:

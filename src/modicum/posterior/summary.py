@@ -20,7 +20,7 @@ from modicum.diagnostics import r_hat
 from modicum.errors import SettingError, UnknownNameError, is_number
 from modicum.libraries import pandas as pd
 from modicum.posterior.fitted import FittedDraws, check_interval, require_positive_sum, scalar_names
-from modicum.posterior.weighted import diagnose, weighted_mean
+from modicum.posterior.weighted import diagnose, ends_of, weighted_mean
 from modicum.rows.checks import names_like
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.interpreter import evaluate
@@ -71,18 +71,12 @@ def summary(
     if names is None:
         names = sorted(post.draws, key=is_pooled)
     requests = [names] if isinstance(names, str) else list(names)
-    ends = ((1 - prob) / 2, (1 + prob) / 2)
     parts = []
     for name in requests:
         x = post[name]
-        low, high = post.quantile(name, ends)
-        columns = {
-            "mean": post.mean(name),
-            "sd": post.sd(name),
-            percent(ends[0]): low,
-            percent(ends[1]): high,
-            **diagnose(x, weights, superchains),
-        }
+        moments = (post.mean(name), post.sd(name), *post.quantile(name, ends_of(prob)))
+        columns = dict(zip(interval_columns(prob), moments, strict=False))
+        columns |= diagnose(x, weights, superchains)
         index = scalar_names(name, x.shape[2:], post.labels)
         parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
     table = pd.concat(parts) if parts else pd.DataFrame()
@@ -126,8 +120,7 @@ def _explains_another(name: str) -> bool:
 
 def interval_columns(prob: float) -> list[str]:
     """Return the names of the columns that hold an estimate, its interval and its error."""
-    ends = map(percent, ((1 - prob) / 2, (1 + prob) / 2))
-    return ["mean", "sd", *ends, "mcse_mean"]
+    return ["mean", "sd", *map(percent, ends_of(prob)), "mcse_mean"]
 
 
 def interval_table(
@@ -427,7 +420,7 @@ def _chance(post: FittedDraws, claim: _Claim) -> tuple[float, float]:
     if claim.holds is None:
         return np.nan, np.nan
     holds = claim.holds.astype(float)
-    probability = float(np.clip(weighted_mean(holds, post.unequal_weights), 0.0, 1.0))
+    probability = float(np.clip(weighted_mean(holds, post.weights), 0.0, 1.0))
     if 0 < holds.mean() < 1:
         return probability, float(_lines(post, {"holds": holds})["mcse_mean"].iloc[0])
     return probability, float(1 / _lines(post, {"about": claim.about})["ess_bulk"].iloc[0])

@@ -7,8 +7,9 @@ Both are handled alike: whether ``w`` is the sign of a block-Poisson likelihood 
 
 and its error is that of the average of ``zeta_j = w_j (psi_j - I) / wbar`` (delta method).
 Arrays are (chain, draw, *shape), weights (chain, draw). If the sum of the weights is not positive,
-everything is ``nan``: signs that cancel say nothing about the posterior. Weights of ``None`` mean
-that draws count alike: mean, quantiles and covariance are then NumPy's.
+everything is ``nan``: signs that cancel say nothing about the posterior. Weights of ``None``, or
+weights that are all equal, mean that draws count alike: mean, variance, quantiles and covariance
+are then NumPy's.
 """
 
 from __future__ import annotations
@@ -38,20 +39,31 @@ def weighted_mean(x: Floats, weights: Floats | None) -> Floats:
     >>> float(weighted_mean(np.array([[1.0, 2.0, 5.0]]), np.array([[1.0, 1.0, -1.0]])))
     -2.0
     """
+    weights = unequal(weights)
     if weights is None:
         return np.asarray(x.mean(axis=(0, 1), dtype=float))
     return np.asarray(np.tensordot(normalised(weights), x, axes=([0, 1], [0, 1])))
 
 
-def weighted_variance(x: Floats, weights: Floats) -> Floats:
-    """Estimate the posterior variance; where signs make it negative, return ``nan``."""
+def weighted_variance(x: Floats, weights: Floats | None) -> Floats:
+    """Estimate the posterior variance; ``nan`` of a single draw, or where signs make it negative.
+
+    Draws that count alike have divisor R - 1.
+    """
+    weights = unequal(weights)
+    if weights is None and x.shape[0] * x.shape[1] < 2:
+        return np.full(x.shape[2:], np.nan)
+    if weights is None and x.size > LARGE:
+        return _by_threads(x, lambda values: values.var(ddof=1))
+    if weights is None:
+        return np.asarray(x.var(axis=(0, 1), ddof=1))
     variance = weighted_mean((x - weighted_mean(x, weights)) ** 2, weights)
     return np.where(variance >= 0, variance, np.nan)
 
 
 def weighted_covariance(x: Floats, weights: Floats | None) -> Floats:
     """Estimate the covariance matrix of the flattened scalars of x."""
-    flat = x.reshape(*x.shape[:2], -1)
+    flat, weights = x.reshape(*x.shape[:2], -1), unequal(weights)
     if weights is None:
         return np.atleast_2d(np.cov(flat.reshape(-1, flat.shape[2]), rowvar=False))
     centred = flat - weighted_mean(flat, weights)
@@ -59,13 +71,6 @@ def weighted_covariance(x: Floats, weights: Floats | None) -> Floats:
 
 
 LARGE = 2**22  # numbers above which the scalars are shared between threads
-
-
-def sample_sd(x: Floats) -> Floats:
-    """Return the standard deviation of the draws of each scalar."""
-    if x.size > LARGE:
-        return _by_threads(x, lambda values: values.std(ddof=1))
-    return np.asarray(x.std(axis=(0, 1), ddof=1))
 
 
 def _by_threads(x: Floats, measure: Callable[[Floats], Floats]) -> Floats:
@@ -90,7 +95,7 @@ def weighted_quantile(x: Floats, weights: Floats | None, q: ArrayLike) -> Floats
     4.0
     """
     levels = np.asarray(q, dtype=float)
-    x = x.astype(float) if x.dtype == bool else x
+    x, weights = x.astype(float) if x.dtype == bool else x, unequal(weights)
     if weights is None and x.size > LARGE:
         return _by_threads(x, lambda a: np.quantile(a, levels, overwrite_input=True))
     if weights is None:
@@ -133,11 +138,12 @@ def unequal(weights: Floats | None) -> Floats | None:
     return None if np.ptp(weights) == 0 and weights.flat[0] > 0 else weights
 
 
-def weighted_mcse(x: Floats, weights: Floats) -> Floats:
+def weighted_mcse(x: Floats, weights: Floats | None) -> Floats:
     """Estimate the Monte Carlo error of `weighted_mean` by the delta method and batch means."""
     # without weights it differs from x by a constant, which changes no variance
-    zeta = x if unequal(weights) is None else influence(x, weights)
-    return np.sqrt(np.asarray(batch_means_variance(zeta)) / weights.size)
+    weights = unequal(weights)
+    zeta = x if weights is None else influence(x, weights)
+    return np.sqrt(np.asarray(batch_means_variance(zeta)) / (x.shape[0] * x.shape[1]))
 
 
 def weighted_ess(x: Floats, weights: Floats) -> Floats:
@@ -167,6 +173,7 @@ def diagnose(
 
     With signs or weights these are those of the ratio estimate: by the delta method, not ArviZ.
     """
+    weights = unequal(weights)
     if weights is None:
         compared = x
         measured = {
@@ -188,8 +195,13 @@ def diagnose(
     return measured
 
 
-def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
+def ends_of(prob: float) -> tuple[float, float]:
+    """Return the levels of the quantiles between which an equal-tailed interval lies."""
+    return (1 - prob) / 2, (1 + prob) / 2
+
+
+def tabulated(x: np.ndarray, weights: np.ndarray | None, prob: float) -> np.ndarray:
     """Return mean, sd, interval and Monte Carlo error of draws (chain, draw, ...), last axis."""
-    low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
+    low, high = weighted_quantile(x, weights, ends_of(prob))
     sd, error = np.sqrt(weighted_variance(x, weights)), weighted_mcse(x, weights)
     return np.stack([weighted_mean(x, weights), sd, low, high, error], axis=-1)
