@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import inf, pi
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,11 @@ from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.linalg.columns import ModelMatrix, model_matrix
 from modicum.models.coefficients import CoefficientPriors, coordinate_of, parameter_of
 from modicum.models.model import NEW, BaseModel, Batch, EffectScale, Labels, Params
-from modicum.models.outcome_checks import check_outcomes, refuse_mistaken_fields
+from modicum.models.outcome_checks import (
+    check_outcomes,
+    refuse_constant,
+    refuse_mistaken_fields,
+)
 from modicum.models.partial_outcomes import (
     CENSORED,
     PARTIAL,
@@ -97,12 +101,16 @@ class LinearPredictorModel(CoefficientPriors):
     mean_is_share: ClassVar[bool] = False  # between 0 and 1, so that it has odds
     least: ClassVar[float] = -inf  # largest number at which the distribution function is 0
     formula_fields: ClassVar[tuple[str, ...]] = ()  # of `observed`, that `derivatives` reads
+    bounded_by_variation: ClassVar[bool] = False  # whether only outcomes that vary bound extras
 
     # What a family defines ----------------------------------------------------------------
 
     @abstractmethod
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Log-density of one outcome; `eta` is the vector of the row's predictors."""
+        """Log-density of one outcome; `eta` holds the row's predictors, then the extras.
+
+        It is a vector, or a tuple of numbers where the extras are the same for all rows.
+        """
 
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
         """f, f', f'' ... in the linear predictor up to `highest`, elementwise over rows.
@@ -343,7 +351,16 @@ class LinearPredictorModel(CoefficientPriors):
                 f"the rows do not say which {min(absent)!r} each is in, but the density of an "
                 "outcome depends on the effect of its group; give that column."
             )
-        return jax.vmap(self.row_density)(self.predictor_vector(theta, batch), self.outcome(batch))
+        outcome = self.outcome(batch)
+        if self.modelled or self.observed or not self.extras:
+            return jax.vmap(self.row_density)(self.predictor_vector(theta, batch), outcome)
+        shared = [jnp.asarray(theta[name]) for name in self.extras]
+
+        def density(eta: jax.Array, y: jax.Array) -> jax.Array:
+            together: Any = (eta, *shared)  # terms in the extras alone are computed once
+            return self.log_density(together, y)
+
+        return jax.vmap(density)(self.linear(theta, batch), outcome)
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean outcome of each row, averaged over new groups where a group is not given.
@@ -596,6 +613,11 @@ class LinearPredictorModel(CoefficientPriors):
             by_formula = q > 1 and rows.schema.encoding is not None
             remedy = ", which a formula cannot give: leave the offset out" if by_formula else ""
             raise DataError(f"the field 'offset' must hold {numbers} per row{remedy}.")
+
+    def check_variation(self, rows: Rows) -> None:
+        """Refuse an outcome that never varies, where nothing else bounds an extra parameter."""
+        if self.bounded_by_variation and self.extras and self.intercept:
+            refuse_constant(self, rows)
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""

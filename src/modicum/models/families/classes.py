@@ -238,7 +238,7 @@ class _OrderedClasses(_Classes):
 
     def cutpoints(self, extras: jax.Array) -> jax.Array:
         """Return the cutpoints minus the first, which is 0."""
-        return jnp.pad(extras, (1, 0))
+        return jnp.pad(jnp.asarray(extras), (1, 0))
 
     def free_cutpoints(self, cuts: jax.Array) -> jax.Array:
         """Return the extra parameters, given the cutpoints minus the first."""

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import namespace
-from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
     bounded_exp,
     draw_counts,
@@ -22,6 +21,7 @@ from modicum.models.families.links import (
     log_some,
     softplus,
 )
+from modicum.models.families.log_link import LogLink
 from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import BaseModel, Batch
 from modicum.models.outcome_checks import count_fault, rate_fault
@@ -114,7 +114,7 @@ class PoissonRates(Poisson):
 
 
 @dataclass(frozen=True, repr=False)
-class NegativeBinomial(ExtraParameter, _Counts):
+class NegativeBinomial(_Counts):
     """Negative binomial regression with log link: counts that vary more than Poisson's.
 
     The variance is mu + overdispersion mu^2 (statsmodels calls it alpha; its inverse is the shape

@@ -18,7 +18,6 @@ import numpy as np
 from scipy.special import zeta
 
 from modicum.arrays import HALF_LOG_2PI, as_either, namespace
-from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
     LINKS,
     Link,
@@ -29,6 +28,7 @@ from modicum.models.families.links import (
     log_wald_tails,
     stirling_rest,
 )
+from modicum.models.families.log_link import LogLink
 from modicum.models.families.real import Gaussian
 from modicum.models.linear_predictor import (
     Derivatives,
@@ -43,7 +43,7 @@ from modicum.models.priors.units import Moments
 
 
 @dataclass(frozen=True, repr=False)
-class Gamma(ExtraParameter, LogLink):
+class Gamma(LogLink):
     """Gamma regression with log link: positive outcomes whose sd is proportional to their mean.
 
     The variance is mu^2 / shape (statsmodels' scale is one over the shape).
@@ -83,7 +83,7 @@ class Gamma(ExtraParameter, LogLink):
 
 
 @dataclass(frozen=True, repr=False)
-class InverseGaussian(ExtraParameter, LogLink):
+class InverseGaussian(LogLink):
     """Inverse Gaussian regression with log link: positive outcomes with a long right tail.
 
     The variance is mu^3 / shape (statsmodels' scale is one over the shape). The default prior of
@@ -171,7 +171,7 @@ class _Accelerated(LogLink):
 
 
 @dataclass(frozen=True, repr=False)
-class Lognormal(ExtraParameter, _Accelerated):
+class Lognormal(_Accelerated):
     """Lognormal regression: the logarithm of the outcome is normal, its mean linear in x.
 
     So e^eta is the median of the outcome and `scale` the standard deviation of its logarithm.
@@ -263,7 +263,7 @@ class Exponential(_Survival):
 
 
 @dataclass(frozen=True, repr=False)
-class Weibull(ExtraParameter, _Survival):
+class Weibull(_Survival):
     """Weibull times: the log of the time by which 63% of events have happened is linear in x.
 
     The survival probability at y is exp(-(y / e^eta)^shape); hazards rise for a shape above 1.
@@ -288,7 +288,7 @@ class Weibull(ExtraParameter, _Survival):
 
 
 @dataclass(frozen=True, repr=False)
-class Loglogistic(ExtraParameter, _Survival):
+class Loglogistic(_Survival):
     """Log-logistic times: the log of the median time is linear in x; hazards may rise and fall.
 
     The survival probability at y is 1 / (1 + (y / e^eta)^shape), so that a coefficient multiplies

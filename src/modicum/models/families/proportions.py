@@ -12,7 +12,6 @@ import numpy as np
 
 from modicum.arrays import as_either, sigmoid
 from modicum.errors import DataError, ModicumWarning
-from modicum.models.families.extras import ExtraParameter
 from modicum.models.families.links import (
     LINKS,
     Link,
@@ -250,7 +249,7 @@ class Binomial(_Trials):
 
 
 @dataclass(frozen=True, repr=False)
-class BetaBinomial(ExtraParameter, _Trials):
+class BetaBinomial(_Trials):
     """Beta-binomial regression: successes in `trials` that vary more than binomial ones.
 
     The probability of a success varies between rows, as Beta(mu precision, (1 - mu) precision), so
@@ -301,7 +300,7 @@ def _log_binomial(y: jax.Array, eta: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True, repr=False)
-class Beta(ExtraParameter):
+class Beta(LinearPredictorModel):
     """Beta regression: y strictly between 0 and 1, the log-odds of its mean linear in x.
 
     y ~ Beta(mu precision, (1 - mu) precision), with variance mu (1 - mu) / (1 + precision).

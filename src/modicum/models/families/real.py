@@ -18,8 +18,7 @@ from scipy.special import polygamma, psi
 
 from modicum.arrays import HALF_LOG_2PI, differentiable, namespace
 from modicum.errors import SettingError
-from modicum.models.coefficients import MOST_SKEW, CoefficientPriors
-from modicum.models.families.extras import ExtraParameter, LogLink
+from modicum.models.coefficients import MOST_SKEW
 from modicum.models.families.links import (
     bounded_exp,
     draw_log_gammas,
@@ -27,9 +26,10 @@ from modicum.models.families.links import (
     log_t_cdf,
     softplus,
 )
+from modicum.models.families.log_link import LogLink
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch
-from modicum.models.outcome_checks import angle_fault, real_fault, refuse_constant, refuse_remote
+from modicum.models.outcome_checks import angle_fault, real_fault, refuse_remote
 from modicum.models.partial_outcomes import KNOWN_NOISE
 from modicum.models.priors.distributions import Normal, is_positive
 from modicum.models.priors.units import Moments
@@ -61,6 +61,7 @@ class ScaleFamily(LinearPredictorModel):
 
     on_numpy: ClassVar[bool] = True  # at a known scale
     extras_have_unit: ClassVar[bool] = True
+    bounded_by_variation: ClassVar[bool] = True
     outcome_fault = staticmethod(real_fault)
 
     def __post_init__(self) -> None:
@@ -104,7 +105,7 @@ class ScaleFamily(LinearPredictorModel):
 
     def extra_scale(self, name: str) -> float | None:
         """Prior standard deviation of log(scale), where it is given."""
-        return self.scale_prior
+        return self.scale_prior if name == "log_scale" else None
 
     def outcome_unit(self, data: Moments) -> float:
         """Return sd(y); for a constant outcome its size, or 1."""
@@ -117,6 +118,8 @@ class ScaleFamily(LinearPredictorModel):
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return the prior of log(scale), about the logarithm of the outcome's unit."""
+        if name != "log_scale":
+            return super().extra_prior(name, data)
         return Normal(float(np.log(self.outcome_unit(data))), 2.5)
 
     def without_priors(self) -> Self:
@@ -125,7 +128,7 @@ class ScaleFamily(LinearPredictorModel):
 
     def spread(self, eta: jax.Array) -> jax.Array | float:
         """Return the scale, known or from the predictors of one row."""
-        if self.scale is None and eta.shape[0] == 1:
+        if self.scale is None and len(eta) == 1:
             raise SettingError(
                 "the variance of an outcome depends on the standard error of its row."
             )
@@ -140,22 +143,22 @@ class ScaleFamily(LinearPredictorModel):
         """Return the centre of the outcome."""
         return eta[0]
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The square of the scale."""
+        return jnp.asarray(self.spread(eta) ** 2)
+
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Add scaled noise to the centre."""
         log_scale = eta[..., 1] if self.scale is None else np.full(eta.shape[:-1], log(self.scale))
-        return eta[..., 0] + bounded_exp(log_scale) * self.draw_noise(rng, eta.shape[:-1])
+        return eta[..., 0] + bounded_exp(log_scale) * self.draw_noise(rng, eta)
 
     @abstractmethod
-    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw noise with a scale of one."""
+    def draw_noise(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
+        """Draw noise with a scale of one, at vectors of predictors."""
 
     def check_variation(self, rows: Rows) -> None:
-        """Refuse an outcome that varies only in its last digits, or not at all.
-
-        A constant outcome is refused only where the scale of its noise is to be estimated.
-        """
-        if self.extras and self.intercept:
-            refuse_constant(self, rows)
+        """Refuse an outcome that varies only in its last digits, too."""
+        super().check_variation(rows)
         refuse_remote(rows)
 
 
@@ -204,13 +207,9 @@ class Gaussian(ScaleFamily):
             return None
         return self if self.scale is not None else replace(self, scale=1.0)
 
-    def variance(self, eta: jax.Array) -> jax.Array:
-        """The square of the scale."""
-        return jnp.asarray(self.spread(eta) ** 2)
-
-    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def draw_noise(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
         """Draw normal noise."""
-        return rng.standard_normal(shape)
+        return rng.standard_normal(eta.shape[:-1])
 
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """The square of the scale."""
@@ -255,16 +254,6 @@ class SkewNormal(ScaleFamily):
         ratio, rest = np.abs(share) ** (2 / 3), 1 - np.abs(share) ** (2 / 3)
         return np.asarray(np.sign(share) * np.sqrt(pi / (pi - 2) * ratio / rest))
 
-    def extra_scale(self, name: str) -> float | None:
-        """Prior standard deviation of log(scale), where it is given."""
-        return self.scale_prior if name == "log_scale" else None
-
-    def extra_prior(self, name: str, data: Moments) -> Normal:
-        """Return the prior of log(scale), or of the coordinate of the skewness."""
-        if name == "log_scale":
-            return super().extra_prior(name, data)
-        return CoefficientPriors.extra_prior(self, name, data)
-
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Log of 2 phi(w) Phi(alpha w) / omega; without skewness, its series in the skewness.
 
@@ -286,31 +275,22 @@ class SkewNormal(ScaleFamily):
         bent = log(2) - 0.5 * w**2 + log_normal_cdf(slant * w)
         return jnp.where(few, normal + series, bent - HALF_LOG_2PI - jnp.log(s * width))
 
-    def variance(self, eta: jax.Array) -> jax.Array:
-        """The square of the scale."""
-        return jnp.asarray(self.spread(eta) ** 2)
-
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """The square of the scale."""
         return np.asarray(draws["scale"] if self.scale is None else self.scale) ** 2
 
-    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Add the noise delta |u| + sqrt(1 - delta^2) v, with u and v normal, in its units."""
-        log_scale = eta[..., 1] if self.scale is None else np.full(eta.shape[:-1], log(self.scale))
+    def draw_noise(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
+        """Draw delta |u| + sqrt(1 - delta^2) v, with u and v normal, from its mean in its sds."""
         alpha = self.alpha(MOST_SKEW * np.tanh(np.clip(eta[..., -1], -36, 36) / 2))
         delta = alpha / np.hypot(1, alpha)
         mean = delta * sqrt(2 / pi)
         noise = delta * np.abs(rng.standard_normal(delta.shape)) - mean
         noise += np.sqrt(1 - delta**2) * rng.standard_normal(delta.shape)
-        return eta[..., 0] + bounded_exp(log_scale) * noise / np.sqrt(1 - mean**2)
-
-    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw normal noise: that without skewness."""
-        return rng.standard_normal(shape)
+        return np.asarray(noise / np.sqrt(1 - mean**2))
 
 
 @dataclass(frozen=True, repr=False)
-class GaussianLog(ExtraParameter, LogLink):
+class GaussianLog(LogLink):
     """Gaussian regression with log link: e^eta is the mean of the outcome, its noise normal.
 
     As R's ``gaussian(link = "log")``: effects multiply the mean, but the noise has the same scale
@@ -402,12 +382,11 @@ class StudentT(ScaleFamily):
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """s^2 df / (df - 2); infinite up to df = 2."""
-        factor = self.df / (self.df - 2) if self.df > 2 else inf
-        return jnp.asarray(factor * self.spread(eta) ** 2)
+        return (self.df / (self.df - 2) if self.df > 2 else inf) * super().variance(eta)
 
-    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def draw_noise(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
         """Draw Student-t noise."""
-        return rng.standard_t(self.df, shape)
+        return rng.standard_t(self.df, eta.shape[:-1])
 
     def series_radius(self) -> float:
         """Distance to the poles at r = +- i s sqrt(nu), for a row with residual 0."""
@@ -415,7 +394,7 @@ class StudentT(ScaleFamily):
 
 
 @dataclass(frozen=True, repr=False)
-class VonMises(ExtraParameter):
+class VonMises(LinearPredictorModel):
     """Directions: angles from -pi to pi, the tangent of half their mean direction linear in x.
 
     So the mean direction is 2 arctan(eta), as in brms: measure angles from a direction opposite to
@@ -544,9 +523,9 @@ class AsymmetricLaplace(ScaleFamily):
         """Variance of the outcome, from `moments`."""
         return self.moments(eta)[1]
 
-    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def draw_noise(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
         """Draw a difference of exponential variables, or of logarithms of gamma variables."""
-        tau, width = self.quantile, self.smoothing
+        tau, width, shape = self.quantile, self.smoothing, eta.shape[:-1]
         if not width:
             above, below = rng.standard_exponential((2, *shape))
             return np.asarray(above / tau - below / (1 - tau))

@@ -23,7 +23,6 @@ from scipy.special import logsumexp
 from modicum.arrays import as_either
 from modicum.errors import SettingError
 from modicum.models.families.counts import NegativeBinomial, Poisson
-from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
     LINKS,
     bounded_exp,
@@ -32,6 +31,7 @@ from modicum.models.families.links import (
     softplus,
     stirling_rest,
 )
+from modicum.models.families.log_link import LogLink
 from modicum.models.families.positive import Gamma, Lognormal
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import count_fault, from_zero_fault
@@ -40,7 +40,7 @@ from modicum.models.priors.units import Moments
 
 
 @dataclass(frozen=True, repr=False)
-class _Zeros(ExtraParameter, LogLink):
+class _Zeros(LogLink):
     others: ClassVar[LogLink]  # the family of outcomes that are not zeros of their own source
 
     @property
@@ -269,7 +269,7 @@ def _tabulated(shape: float) -> np.ndarray:
 
 
 @dataclass(frozen=True, repr=False)
-class Tweedie(ExtraParameter, LogLink):
+class Tweedie(LogLink):
     """Tweedie regression with log link: a Poisson number of gamma amounts, added up.
 
     Outcomes are positive, or 0 where the number is 0: total claims of a policy, rain in a day. The

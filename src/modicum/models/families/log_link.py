@@ -1,13 +1,9 @@
-"""Families with parameters besides the coefficients: a dispersion, a shape, a probability.
-
-Each is sampled on an unbounded coordinate and reported on its natural scale. Such families are
-differentiated automatically, jointly in the linear predictor and those coordinates.
-"""
+"""Families whose linear predictor is the logarithm of a mean."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,40 +12,12 @@ import numpy as np
 from modicum.errors import DataError, ModicumWarning
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, Params
-from modicum.models.outcome_checks import refuse_constant
 from modicum.models.priors import Normal
 from modicum.models.priors.units import Moments
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows
 
 LARGEST_OFFSET = 700.0  # its exponential is still finite
-
-
-@dataclass(frozen=True, repr=False)
-class ExtraParameter(LinearPredictorModel):
-    """A family with one or more parameters besides the coefficients, named in `extras`.
-
-    A name has the prefix of its coordinate, "log_" or "logit_", and must sort after "intercept", as
-    parameters are laid out in alphabetical order. The default prior is normal on the coordinate:
-    mean 0, and a standard deviation of 5 for a logarithm and 2.5 for a logit.
-
-    Its `log_density` is elementwise: `eta` holds the linear predictor and the extra parameters on
-    their coordinates, each a number, or an array with one of each row.
-    """
-
-    bounded_by_variation: ClassVar[bool] = False  # whether only outcomes that vary bound them
-
-    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """Evaluate all rows at once, so terms in the extra parameters alone are computed once."""
-        if self.modelled or self.observed:
-            return super().log_likelihood(theta, batch)
-        eta: Any = (self.linear(theta, batch), *(theta[name] for name in self.extras))
-        return self.log_density(eta, self.outcome(batch))
-
-    def check_variation(self, rows: Rows) -> None:
-        """Refuse an outcome that never varies, where nothing else bounds the parameter."""
-        if self.bounded_by_variation and self.intercept:
-            refuse_constant(self, rows)
 
 
 @dataclass(frozen=True, repr=False)
