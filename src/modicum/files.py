@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import re
@@ -13,16 +14,16 @@ import tempfile
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from modicum.errors import ResourceError, SettingError
+from modicum.errors import AbsentFileError, DataError, ResourceError, SettingError
 
 MAPPED_FROM = 1 << 30  # bytes of an array of numbers per row
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -269,6 +270,150 @@ def short(value: object) -> str:
     simple = value is None or isinstance(value, str | int | float)
     text = repr(value) if simple else f"a {type(value).__name__}"
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+# Archives -----------------------------------------------------------------------------------
+
+DEEPEST = 100  # levels of nesting allowed; `Archive.write` uses a handful
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A kind of file: a zip file of ``.npy`` arrays and a JSON page, without pickles.
+
+    Files are not trusted. Members are stored, not deflated, so none can be larger than the file
+    itself; an array's header must agree with the size of its member before memory is allocated;
+    and anything that `write` would not have written is a `DataError`.
+
+    Attributes
+    ----------
+    name, version
+        Format name and version, as written on the page.
+    page
+        Name of the member that is the page.
+    thing
+        What the file holds, with its article, for error messages.
+    """
+
+    name: str
+    version: int
+    page: str
+    thing: str
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        parts: Mapping[str, object],
+        plain: Mapping[str, Json],
+    ) -> None:
+        """Write atomically, through a temporary file next to `path`.
+
+        A full disk is a `ResourceError`, a folder that does not exist a `SettingError`. `parts` may
+        contain arrays at any depth; `plain` is JSON already.
+        """
+        arrays: list[np.ndarray] = []
+        encoded = {name: _encode(part, arrays) for name, part in parts.items()}
+        page = {"format": self.name, "version": self.version, **encoded, **plain}
+        with whole_file(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(self.page, json.dumps(page, indent=1))
+            for i, array in enumerate(arrays):
+                with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+    def read(
+        self,
+        path: str | os.PathLike[str],
+        parts: tuple[str, ...],
+        make: Callable[[dict[str, Json], dict[str, Json]], T],
+    ) -> T:
+        """Read a file that `write` wrote; return ``make(decoded parts, whole page)``."""
+        refuse_uri(path)
+        try:
+            with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+                check_members(archive, os.fstat(file.fileno()).st_size)
+                page = self._checked(json.loads(archive.read(self.page)))
+                decoded = {part: _decode(page[part], archive) for part in parts}
+                return make(decoded, page)
+        except _VersionError as error:
+            raise DataError(f"{path} {error}") from None
+        except FileNotFoundError:
+            raise AbsentFileError(f"there is no file at {path}: check the path.") from None
+        except IsADirectoryError:
+            raise DataError(f"{path} is a folder: name {self.thing}, which is one file.") from None
+        except PermissionError:
+            raise DataError(f"{path} cannot be read: check its permissions.") from None
+        except Exception as error:  # any other error means that `write` did not write this file
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise DataError(
+                f"{path} is not {self.thing} saved by Modicum, or it is damaged ({reason})."
+            ) from error
+
+    def _checked(self, page: dict[str, Json]) -> dict[str, Json]:
+        """Return the page of a file of this kind and version."""
+        if page["format"] != self.name:
+            raise ValueError("it names another format")
+        version = page["version"]
+        if type(version) is not int or version < 1:
+            raise ValueError("its version is not a number")
+        if version != self.version:
+            age, remedy = ("a newer", "upgrade Modicum") if version > self.version else (
+                "an older", "use that version"
+            )  # fmt: skip
+            raise _VersionError(
+                f"was saved by {age} Modicum (format {version}, and this one reads "
+                f"{self.version}); {remedy} to load it."
+            )
+        return page
+
+
+class _VersionError(Exception):
+    """The file has another version; the message says which, and what to do."""
+
+
+def _encode(value: object, arrays: list[np.ndarray]) -> Json:
+    """Turn a value into JSON; collect arrays in `arrays`, and write other objects as their repr."""
+    if isinstance(value, dict):
+        return {"dict": [[str(k), _encode(v, arrays)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_encode(v, arrays) for v in value]}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if array.dtype.kind in "biufcSU":
+            arrays.append(array)
+            return {"array": len(arrays) - 1}
+    return repr(value)
+
+
+def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Json:
+    """Undo `_encode`."""
+    if isinstance(value, list) or depth > DEEPEST:
+        raise ValueError("its page is not laid out as Modicum does")
+    if isinstance(value, str):
+        value.encode()  # refuse lone surrogates, which cannot be written anywhere
+    if not isinstance(value, dict):
+        return value
+    ((kind, inside),) = value.items()
+    if kind == "array":
+        if type(inside) is not int:
+            raise TypeError("an array is not numbered")
+        return stored_array(archive, f"{inside}.npy")
+    if kind == "dict":
+        items = {k: _decode(v, archive, depth + 1) for k, v in inside}
+        for name in items:
+            if not isinstance(name, str):
+                raise TypeError("a name is not text")
+            name.encode()
+        return items
+    if kind not in ("list", "tuple"):
+        raise ValueError("its page is not laid out as Modicum does")
+    entries = [_decode(v, archive, depth + 1) for v in inside]
+    return tuple(entries) if kind == "tuple" else entries
 
 
 # Locks --------------------------------------------------------------------------------------

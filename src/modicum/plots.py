@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modicum.errors import SettingError, whole_number
+from modicum.passes.sums import log_likelihoods
 from modicum.posterior import Posterior, group_effects
-from modicum.posterior.exactness import residual_sizes
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import (
     check_interval,
+    evenly_spaced,
     require_finite,
     require_positive_sum,
+    sums_at,
+    thinned,
     weights_of,
 )
 from modicum.posterior.group_effects import terms_of
 from modicum.posterior.marginal import by_class
+from modicum.posterior.population import random_rows
 from modicum.posterior.ppc import name_axes, new_axes, pyplot, survival_table
 from modicum.posterior.smooth_curves import smooths_of
 from modicum.posterior.summary import added_words, interval_words, percent, prob_of
@@ -68,6 +72,8 @@ METHOD_COLOURS = {
 """One colour per method, the same in every plot."""
 
 OTHER = "#555555"
+STEP = 0.1  # e: residuals are accurate to e^2, and rounding is 1e-16 / e^2
+ROUNDING = 1e-13  # smaller residuals, relative to the row's log-likelihood, count as zero
 MOMENTS = 60  # points along an error curve
 MOST_MARKED = 25  # points of a curve that are marked
 MOST_NAMED = 60  # beyond this many levels, the axis is not labelled by level
@@ -322,7 +328,7 @@ def residual_weights(
     """
     whole_number("subsample", subsample)
     whole_number("draws", draws)
-    sizes = np.sort(residual_sizes(post, data, subsample, draws, random_seed))[::-1]
+    sizes = np.sort(_residual_sizes(post, data, subsample, draws, random_seed))[::-1]
     if not sizes.sum() > 0:
         raise SettingError(
             "the log-likelihood of every row is exactly quadratic, so all residuals are zero: "
@@ -346,6 +352,42 @@ def residual_weights(
     )
     ax.legend(frameon=False)
     return ax
+
+
+def _residual_sizes(
+    post: Posterior, data: RowsLike | None, number: int, draws: int, random_seed: int
+) -> np.ndarray:
+    """Return the root mean square residual over draws, of up to `number` random rows.
+
+    A subsample estimates the sum over rows of l_k(theta) - q_k(theta), with q_k the second-order
+    Taylor expansion of the row's log-likelihood. Its error is small if rows are drawn in proportion
+    to the size of their residuals, and large if a few rows hold most of the residuals but are drawn
+    as rarely as all others. The expansion along delta = theta - mean uses central differences: with
+    f(s) the row's log-likelihood at mean + s delta,
+
+        q = f(0) + [f(e) - f(-e)] / 2e + [f(e) + f(-e) - 2 f(0)] / 2e^2.
+    """
+    rows = post.rows_of_fit(data, "a plot of residuals")
+    subset, (weights,) = thinned(post, post.chains * post.num_draws, "a plot of residuals")
+    sums, points = sums_at(post, rows, subset, progressbar=False)
+    mean = np.average(points, axis=0, weights=weights)
+    delta = points[evenly_spaced(len(points), draws)] - mean
+    ids = np.sort(random_rows(len(sums.rows), number, random_seed))
+    evaluated_at = np.concatenate(
+        [mean[None], mean + delta, mean + STEP * delta, mean - STEP * delta]
+    )
+    parts = []
+    for values in log_likelihoods(sums.target, sums.rows, ids, evaluated_at):
+        centre, (value, above, below) = values[0], values[1:].reshape(3, len(delta), -1)
+        slope = (above - below) / (2 * STEP)
+        curvature = (above + below - 2 * centre) / STEP**2
+        residual = value - centre - slope - curvature / 2
+        size = np.sqrt(np.mean(residual**2, axis=0))
+        parts.append(np.where(size > ROUNDING * np.maximum(np.abs(centre), 1.0), size, 0.0))
+    sizes = np.concatenate(parts)
+    if "weight" in sums.rows.fields:
+        sizes = sizes * sums.rows.subset(ids).slice(0, len(ids))["weight"]
+    return np.asarray(sizes)
 
 
 def error_against_cost(

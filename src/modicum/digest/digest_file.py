@@ -15,17 +15,17 @@ import numpy as np
 
 from modicum.digest.pool import Pool
 from modicum.errors import ModicumWarning
-from modicum.files import Json, integer, mapping, text
+from modicum.files import Archive, Json, integer, mapping, text
 from modicum.ledger import Ledger
 from modicum.models.over_draws import ModelPredictor
 from modicum.models.priors.units import MomentSums
 from modicum.passes import Quadratic
-from modicum.posterior import FitRows, archive
+from modicum.posterior import FitRows
 from modicum.rows import Rows
 from modicum.rows.description import Description
 from modicum.rows.memory import MemoryBackend
 
-KIND = archive.Format("modicum digest", 1, "digest.json", "a digest")
+KIND = Archive("modicum digest", 1, "digest.json", "a digest")
 PARTS = ("arrays", "fields", "units", "model")
 SUMS = ("point", "C", "A", "B")  # arrays of a `Quadratic`
 STRATA = ("share", "count", "stratum", "size", "drawn", "part")  # and of a `Pool`
@@ -52,12 +52,12 @@ def write(path: str | os.PathLike[str], held: Mapping[str, Any]) -> None:
         "notes": [note.to_dict() for note in held["notes"]],
         "ledger": held["ledger"].to_dict(),
     }
-    archive.write(path, KIND, parts, plain)
+    KIND.write(path, parts, plain)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Json] | None]:
     """Return the fields of a digest but for its model, after checks, and how that is described."""
-    return archive.read(path, KIND, PARTS, _checked)
+    return KIND.read(path, PARTS, _checked)
 
 
 def _checked(

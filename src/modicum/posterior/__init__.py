@@ -6,7 +6,8 @@ class with these questions as methods.
 
 from modicum.posterior.comparison import average_predictions, compare
 from modicum.posterior.doubts import convergence_warnings
-from modicum.posterior.exactness import Evidence, SteinDiscrepancy
+from modicum.posterior.evidence import Evidence
+from modicum.posterior.exactness import SteinDiscrepancy
 from modicum.posterior.fit_rows import FitRows
 from modicum.posterior.fitted import Warnings
 from modicum.posterior.posterior import Posterior

@@ -22,7 +22,7 @@ from modicum.errors import DataError, SettingError, is_number, warn_of
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.models.over_draws import length_of
-from modicum.posterior.exactness import log_evidence
+from modicum.posterior.evidence import log_evidence
 from modicum.posterior.fit_rows import Groups, RowsLike
 from modicum.posterior.loo import LeaveOneOut, Subject, leave_one_out
 from modicum.posterior.posterior import Posterior

@@ -15,7 +15,6 @@ from modicum.errors import is_number
 from modicum.libraries import pandas as pd
 from modicum.markup import Markup, box, table, tag
 from modicum.models import FAMILIES, BaseModel
-from modicum.models.over_draws import ModelPredictor
 from modicum.posterior.doubts import largest_r_hat, smallest_ess
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.ppc import PredictiveCheck
@@ -31,12 +30,6 @@ PLACES = 25  # letters of a picture of an interval
 MOST_NAMES = 8  # columns that a sentence names
 
 
-def model_of(post: FittedDraws) -> BaseModel | None:
-    """Return the model of a posterior, if it has one."""
-    predictor = post.restore_predictor()
-    return predictor.model if isinstance(predictor, ModelPredictor) else None
-
-
 def family_name(model: BaseModel) -> str:
     """Return the name of a family as users write it; the class of another model."""
     name = type(model.row_model).__name__
@@ -45,18 +38,18 @@ def family_name(model: BaseModel) -> str:
 
 def what_was_fitted(post: FittedDraws) -> str:
     """Return one sentence of the model, its outcome and columns, and the number of rows."""
-    model = model_of(post)
+    of_model = post.of_model
     rows = f"{post.settings.get('rows', post.ledger.rows):,} rows"
-    if model is None:
+    if of_model is None:
         return f"Draws of {', '.join(post.draws)}, from {rows}."
-    name = family_name(model)
+    name = family_name(of_model.model)
     kind = "regression" if name in FAMILIES else "model"
     text = f"{'An' if name[0] in 'aeio' else 'A'} {name} {kind}"
     if post.encoding is not None:
         columns = post.encoding.needed(outcome=False, fields=())
         text += f" of {post.outcome_name()}"
         text += f" on {_listed(columns)}" if columns else ""
-    groups = dict.fromkeys(term.field for term in model.group_terms)
+    groups = dict.fromkeys(term.field for term in of_model.model.group_terms)
     text += f", with effects of {_listed(tuple(groups))}" if groups else ""
     return f"{text}, fitted to {rows}."
 

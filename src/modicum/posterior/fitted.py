@@ -254,10 +254,16 @@ class FittedDraws:
             self.predictor = rebuild(self.predictor_spec)
         return self.predictor
 
+    @property
+    def of_model(self) -> ModelPredictor | None:
+        """The predictor of the model that was fitted; None of a posterior without a model."""
+        predictor = self.restore_predictor()
+        return predictor if isinstance(predictor, ModelPredictor) else None
+
     def model_predictor(self) -> ModelPredictor:
         """Return the predictor of the model; refuse a posterior without a model."""
-        predictor = self.restore_predictor()
-        if not isinstance(predictor, ModelPredictor):
+        predictor = self.of_model
+        if predictor is None:
             raise SettingError(
                 "this posterior has no model: it was made without its model, or loaded from a "
                 "file, which does not keep a custom one; use Posterior.load(path, model=...), or "

@@ -47,7 +47,7 @@ from modicum.models.model import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums
 from modicum.passes.curvature import curvature
 from modicum.passes.sums import LeftOut, approximately_left_out, log_likelihoods
-from modicum.posterior.exactness import NormalProposal, average, log_joint
+from modicum.posterior.evidence import NormalProposal, average, log_joint
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, evenly_spaced, sums_at, thinned
 from modicum.posterior.group_effects import group_levels

@@ -17,7 +17,8 @@ from modicum.models.own import Model
 from modicum.posterior import archive
 from modicum.posterior.archive import save, to_datatree, to_netcdf, weight_name
 from modicum.posterior.display import posterior_box, posterior_text
-from modicum.posterior.exactness import correct, log_evidence, sensitivity, stein_discrepancy
+from modicum.posterior.evidence import log_evidence
+from modicum.posterior.exactness import correct, sensitivity, stein_discrepancy
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, resample
 from modicum.posterior.group_effects import effects, icc

@@ -33,7 +33,6 @@ from modicum.posterior.display import (
     Light,
     family_name,
     lights,
-    model_of,
     overall,
     what_was_fitted,
 )
@@ -147,7 +146,7 @@ def code_for(post: FittedDraws, model: BaseModel | None) -> str:
 
 def report_page(post: FittedDraws, title: str | None, prob: float, data: RowsLike | None) -> str:
     """Return the page as one HTML document; what cannot be computed says why."""
-    model = model_of(post)
+    model = None if post.of_model is None else post.of_model.model
     estimates, check, why = summary(post, prob=prob), None, NO_ROWS
     has_rows = model is not None and (post.rows is not None or data is not None)
     if has_rows:
