@@ -244,8 +244,9 @@ def check_settings(settings: Any) -> None:  # a dataclass, for which Python has 
     for name, (rules, hint) in _rules(settings.__class__).items():
         value = getattr(settings, name)
         if not any(rule.holds(value) for rule in rules):
-            end = f"; {hint}." if hint else "."
-            raise SettingError(f"{name} must be {_listed(map(str, rules))}, not {value!r}{end}")
+            near = suggestion(str(value), [known for rule in rules for known in rule.names])
+            needed = f"{name} must be {_listed(map(str, rules))}, not {value!r}{near}"
+            raise SettingError(f"{needed}; {hint}." if hint else f"{needed}.")
 
 
 def _listed(words: Iterable[str]) -> str:

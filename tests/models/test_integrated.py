@@ -391,7 +391,7 @@ X4, Y4, PAIRS = np.zeros((4, 1)), np.array([0.0, 1.0, 1.0, 0.0]), {"g": [0, 0, 1
         ({"slopes": "x0"}, PAIRS, "'x0' does not vary within any level of 'g'"),
         ({"slopes": None}, PAIRS, "slopes must be names of columns of x"),
         ({"slopes": (0,)}, PAIRS, "slopes must be names of columns of x"),
-        ({"nodes": 1000}, PAIRS, "at most 99 per effect, not 1000"),
+        ({"nodes": 1000}, PAIRS, "a whole number from 5 to 99 or None, not 1000"),
         ({"slopes": "dose"}, PAIRS, "no column of that name"),
         ({"family": mo.models.Softmax()}, PAIRS, "one linear predictor"),
         ({"slopes": ("a", "b", "c")}, PAIRS, "one to three"),

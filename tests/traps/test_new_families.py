@@ -80,13 +80,13 @@ def test_a_formula_without_the_field_says_what_belongs_there(family, formula, wo
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: M.Binomial(link="probitt"), "no link 'probitt' (did you mean 'probit'"),
+        (lambda: M.Binomial(link="probitt"), "not 'probitt' (did you mean 'probit'"),
         (lambda: M.AsymmetricLaplace(quantile=1.0), "between 0 and 1"),
         (lambda: M.AsymmetricLaplace(smoothing=-1), "smoothing must be 0 or"),
         (lambda: M.Ordinal(intercept=False), "cutpoints in place of an intercept"),
         (lambda: M.Ordinal(classes=2), "classes"),
         (lambda: M.Tweedie(power=2), "power must be a number from 1.05 to 1.95"),
-        (lambda: M.Ordinal(link="cauchit"), "there is no link 'cauchit'"),
+        (lambda: M.Ordinal(link="cauchit"), "probit, cloglog, not 'cauchit'"),
         (lambda: M.StoppingRatio(intercept=False), "StoppingRatio has cutpoints in place"),
         (lambda: M.Gamma().derivatives(np.zeros(1), np.zeros(1)), "the parameter shape beside"),
     ],

@@ -16,6 +16,7 @@ from typing import ClassVar, Self
 import jax
 import numpy as np
 
+from modicum.arguments import Positive, check_settings
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.models.constraints import (
     NO_CONSTRAINTS,
@@ -36,7 +37,6 @@ from modicum.models.priors.distributions import (
     ShrunkPrior,
     Support,
     hyphenated,
-    is_positive,
 )
 from modicum.models.priors.resolved import (
     NOISE,
@@ -115,7 +115,7 @@ class CoefficientPriors(BaseModel):
     _: KW_ONLY  # AsymmetricLaplace(0.9) is of that quantile, not of that prior scale
     prior_scale: float | tuple[float, ...] | None = None
     intercept: bool = True
-    intercept_scale: float | None = None
+    intercept_scale: Positive | None = None
     priors: Mapping[str, Prior] | PriorTable | None = None
     resolved_priors: ModelPriors | None = None
     groups: str | GroupTerm | Sequence[str | GroupTerm] = ()
@@ -129,12 +129,9 @@ class CoefficientPriors(BaseModel):
     extras_have_unit: ClassVar[bool] = False  # whether they have a unit, as the outcome has
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.prior_scale is not None:
             object.__setattr__(self, "prior_scale", _scales(self.prior_scale))
-        if self.intercept_scale is not None and not is_positive(self.intercept_scale):
-            raise SettingError("intercept_scale must be a positive number, or None.")
-        if not isinstance(self.intercept, bool | np.bool_):
-            raise SettingError(f"intercept must be True or False, not {self.intercept!r}.")
         object.__setattr__(self, "priors", tidy_priors(self.priors) or None)
         for name, kind in (("resolved_priors", ModelPriors), ("coding", Coding)):
             value = getattr(self, name)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import DataError, SettingError, whole_number
+from modicum.arguments import Positive, Rule, check_settings
+from modicum.errors import DataError, SettingError, is_whole
 from modicum.models.integrals import GroupIntegrals
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, EffectScale, Labels, Params
@@ -33,6 +35,10 @@ from modicum.runtime import Array
 
 FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes differ from those of the integral
 MOST_NODES = 99
+NODES = Rule(
+    f"a whole number from {FEWEST_NODES} to {MOST_NODES}",
+    lambda v: is_whole(v) and FEWEST_NODES <= v <= MOST_NODES,
+)
 PER_COMMON = 8  # a group's sd starts at its prior scale divided by this
 
 
@@ -78,8 +84,11 @@ class IntegratedEffects(GroupIntegrals):
     intercept: bool = True
     correlated: bool = True
     group_sd: float | tuple[float, ...] | None = None
-    concentration: float = LKJ().eta
-    nodes: int | None = None
+    concentration: Positive = LKJ().eta
+    nodes: Annotated[
+        Annotated[int, NODES] | None,
+        "where integrals need more, keep the effects as explicit parameters (groups=)",
+    ] = None
     columns: tuple[int, ...] | None = None
     scales: tuple[float, ...] | None = None
     # Not compared: compiled functions do not read it, and runs share them.
@@ -111,13 +120,7 @@ class IntegratedEffects(GroupIntegrals):
                 raise SettingError("group_sd must be a positive number, or one per effect.")
             wide = tuple(float(s) for s in np.broadcast_to(scales, self.effects))
             object.__setattr__(self, "group_sd", wide)
-        if not is_positive(self.concentration):
-            raise SettingError("concentration must be a positive number.")
-        if self.nodes is not None and whole_number("nodes", self.nodes, FEWEST_NODES) > MOST_NODES:
-            raise SettingError(
-                f"nodes must be at most {MOST_NODES} per effect, not {self.nodes}: where integrals "
-                "need more, keep the effects as explicit parameters (groups=)."
-            )
+        check_settings(self)
 
     # Units --------------------------------------------------------------------------------
 

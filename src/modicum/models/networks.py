@@ -7,24 +7,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isqrt, log, prod, sqrt
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import Count, Positive, at_least, check_settings, one_of
 from modicum.arrays import HALF_LOG_2PI
-from modicum.errors import DataError, SettingError, suggestion, whole_number
+from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.constraints import named_leaves
 from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.outcome_checks import check_outcomes, class_fault, count_classes, outcome_range
-from modicum.models.priors.distributions import is_positive
 from modicum.models.tracing import explained, uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-LIKELIHOODS = ("categorical", "gaussian")
+Likelihood: TypeAlias = Literal["categorical", "gaussian"]
 
 
 class NeuralModel(BaseModel):
@@ -107,19 +107,6 @@ class NeuralModel(BaseModel):
 
     # Checks -------------------------------------------------------------------------------
 
-    def check_settings(self) -> None:
-        """Refuse settings that do not define a model."""
-        if self.likelihood not in LIKELIHOODS:
-            raise SettingError(
-                f"likelihood must be 'categorical' or 'gaussian', not {self.likelihood!r}"
-                f"{suggestion(str(self.likelihood), LIKELIHOODS)}."
-            )
-        for name in ("prior_scale", "noise_scale"):
-            if not is_positive(getattr(self, name)):
-                raise SettingError(f"{name} must be a positive number.")
-        if self.scale is not None and not is_positive(self.scale):
-            raise SettingError("scale must be a positive number, or None.")
-
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, with an offset, or with outcomes out of support."""
         if rows.coding is not None:
@@ -172,16 +159,6 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 # Weights of variance gain / fan-in keep the variance from layer to layer, with gain 2 where half of
 # the units are cut off (He et al. 2015), and 1 otherwise (Glorot).
 HALF_CUT = ("relu", "gelu", "silu")
-
-
-def activation_named(name: object) -> Callable[[jax.Array], jax.Array]:
-    """Return the activation called `name`, or refuse it."""
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise SettingError(
-            f"activation must be one of {', '.join(ACTIVATIONS)}, not {name!r}"
-            f"{suggestion(str(name), ACTIVATIONS)}."
-        )
-    return ACTIVATIONS[name]
 
 
 def dense(layer: Layer, h: jax.Array) -> jax.Array:
@@ -257,20 +234,17 @@ class _Layered(NeuralModel):
     """
 
     hidden: tuple[int, ...] = (100,)
-    activation: str = "relu"
-    likelihood: str = "categorical"
-    classes: int | None = None
-    noise_scale: float = 1.0
-    prior_scale: float = 1.0
-    scale: float | None = None
+    activation: Annotated[str, one_of(ACTIVATIONS)] = "relu"
+    likelihood: Likelihood = "categorical"
+    classes: Annotated[int, at_least(2)] | None = None
+    noise_scale: Positive = 1.0
+    prior_scale: Positive = 1.0
+    scale: Positive | None = None
     start_seed: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", whole_numbers("hidden", self.hidden))
-        activation_named(self.activation)
-        self.check_settings()
-        if self.classes is not None:
-            whole_number("classes", self.classes, 2)
+        check_settings(self)
 
     @abstractmethod
     def layers(self, rows: Rows) -> Shapes:
@@ -283,7 +257,7 @@ class _Layered(NeuralModel):
 
     def through_dense(self, theta: Params, h: jax.Array) -> jax.Array:
         """Apply the dense layers, the last without an activation."""
-        rectify = activation_named(self.activation)
+        rectify = ACTIVATIONS[self.activation]
         for i in range(len(self.hidden)):
             h = rectify(dense(theta[f"dense_{i}"], h))
         return dense(theta[f"dense_{len(self.hidden)}"], h)
@@ -401,18 +375,14 @@ class CNN(_Layered):
 
     hidden: tuple[int, ...] = (200, 200)
     channels: tuple[int, ...] = (32, 64)
-    kernel: int = 5
-    pool: int = 2
-    padding: str = "VALID"
+    kernel: Count = 5
+    pool: Count = 2
+    padding: Literal["VALID", "SAME"] = "VALID"
     image: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "channels", whole_numbers("channels", self.channels))
-        whole_number("kernel", self.kernel)
-        whole_number("pool", self.pool)
-        if self.padding not in ("VALID", "SAME"):
-            raise SettingError(f"padding must be 'VALID' or 'SAME', not {self.padding!r}.")
         if self.image is not None:
             image = whole_numbers("image", self.image)
             if len(image) not in (2, 3):
@@ -452,7 +422,7 @@ class CNN(_Layered):
 
     def outputs(self, theta: Params, x: jax.Array) -> jax.Array:
         """Logits of each row, or its mean."""
-        rectify = activation_named(self.activation)
+        rectify = ACTIVATIONS[self.activation]
         h = x.reshape(x.shape[0], *self.image_of(x.shape[1:]))
         for i in range(len(self.channels)):
             h = rectify(convolve(theta[f"conv_{i}"], h, self.padding))
@@ -465,6 +435,7 @@ class CNN(_Layered):
         self.layers(rows)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Network(NeuralModel):
     """A network of your own, with a normal prior on every weight.
 
@@ -507,26 +478,23 @@ class Network(NeuralModel):
     (5, 3)
     """
 
+    apply: Callable[[Params, jax.Array], jax.Array]
+    params: Params
+    likelihood: Likelihood = "categorical"
+    noise_scale: Positive = 1.0
+    prior_scale: Positive = 1.0
+    scale: Positive | None = None
+    init: Callable[[jax.Array], Params] | None = None
+
     users_functions: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        apply: Callable[[Params, jax.Array], jax.Array],
-        params: Params,
-        likelihood: str = "categorical",
-        noise_scale: float = 1.0,
-        prior_scale: float = 1.0,
-        scale: float | None = None,
-        init: Callable[[jax.Array], Params] | None = None,
-    ) -> None:
-        if not callable(apply):
+    def __post_init__(self) -> None:
+        if not callable(self.apply):
             raise SettingError(
-                f"apply must be a function of (params, x), not {type(apply).__name__}."
+                f"apply must be a function of (params, x), not {type(self.apply).__name__}."
             )
-        self.apply, self.params, self.init = uncompiled(apply), params, init
-        self.likelihood, self.noise_scale = likelihood, noise_scale
-        self.prior_scale, self.scale = prior_scale, scale
-        self.check_settings()
+        object.__setattr__(self, "apply", uncompiled(self.apply))
+        check_settings(self)
         self._check_params()
 
     def outputs(self, theta: Params, x: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from modicum.arguments import check_settings
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.files import Json
 from modicum.rows import CodedTerm, Coding, Rows
@@ -160,10 +161,9 @@ class GroupTerm(PooledTerm):
                 f"{effects!r}."
             )
         object.__setattr__(self, "effects", tuple(effects))
+        check_settings(self)
         if not isinstance(self.field, str) or not all(isinstance(e, str) for e in effects):
             raise SettingError("a group and its effects must be given by name.")
-        if not isinstance(self.correlated, bool):
-            raise SettingError(f"correlated must be True or False, not {self.correlated!r}.")
         if len(set(effects)) < len(effects):
             raise SettingError(f"the group {self.field!r} has an effect twice: {list(effects)}.")
 

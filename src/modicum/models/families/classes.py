@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import at_least
 from modicum.arrays import log1m_exp, namespace
-from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
-from modicum.models.families.links import LINKS, bounded_exp, log_factorial, require_link
+from modicum.errors import DataError, ModicumWarning, SettingError
+from modicum.models.families.links import LINKS, LinkName, bounded_exp, log_factorial
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.outcome_checks import class_fault, class_names, count_classes, count_fault
@@ -27,13 +28,7 @@ from modicum.runtime import Array
 class _Classes(LinearPredictorModel):
     """A family of classes 0, 1, ..., K - 1, predicted by their probabilities."""
 
-    classes: int | None = None
-    fewest: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.classes is not None:
-            whole_number("classes", self.classes, self.fewest)
+    classes: Annotated[int, at_least(2)] | None = None
 
     def decide(self, expected: np.ndarray) -> np.ndarray:
         """Predict the most probable class."""
@@ -215,7 +210,7 @@ class _OrderedClasses(_Classes):
     extra parameter for each other cutpoint.
     """
 
-    fewest: ClassVar[int] = 3
+    classes: Annotated[int, at_least(3)] | None = None
     has_order: ClassVar[bool] = True
     extra_name: ClassVar[str] = "shift"  # of each other cutpoint from the first
 
@@ -309,12 +304,8 @@ class Ordinal(_OrderedClasses):
     (('0|1', '1|2'),)
     """
 
-    link: str = "logit"
+    link: LinkName = "logit"
     extra_name: ClassVar[str] = "log_gap"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_link(self.link)
 
     @property
     def multiplies(self) -> str:  # type: ignore[override]
@@ -410,11 +401,7 @@ class StoppingRatio(_OrderedClasses):
     [0.5, 0.25, 0.25]
     """
 
-    link: str = "logit"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_link(self.link)
+    link: LinkName = "logit"
 
     @property
     def multiplies(self) -> str:  # type: ignore[override]

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import factorial, lgamma, log, pi, sqrt
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import one_of
 from modicum.arrays import (
     HALF_LOG_2PI,
     as_either,
@@ -26,7 +27,6 @@ from modicum.arrays import (
     namespace,
     sigmoid,
 )
-from modicum.errors import SettingError, suggestion
 
 FAR = 10.0  # above this, seven terms of Stirling's series are exact in double precision
 SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
@@ -306,15 +306,7 @@ LINKS = {
         lambda rng, shape: np.log(rng.standard_exponential(shape)),
     ),
 }
-
-
-def require_link(link: str) -> None:
-    """Refuse a link that does not exist."""
-    if link not in LINKS:
-        raise SettingError(
-            f"there is no link {link!r}{suggestion(str(link), LINKS)}; the links are "
-            f"{', '.join(LINKS)}."
-        )
+LinkName: TypeAlias = Annotated[str, one_of(LINKS)]
 
 
 LARGEST_LOG = 200.0  # its exponential, and the cube of that, are finite

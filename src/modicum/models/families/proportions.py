@@ -15,13 +15,13 @@ from modicum.errors import DataError, ModicumWarning
 from modicum.models.families.links import (
     LINKS,
     Link,
+    LinkName,
     bounded_exp,
     chances,
     draw_log_gammas,
     log_factorial,
     log_gamma,
     log_rising_from,
-    require_link,
     sigmoid_curves,
     softplus,
 )
@@ -159,17 +159,13 @@ OPEN = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # smallest and larges
 class _Trials(_Successes):
     """A family of the number of successes in a row's trials."""
 
-    link: str = "logit"
+    link: LinkName = "logit"
 
     outcome_fault = staticmethod(count_fault)
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "trials")
     field_meaning: ClassVar[dict[str, str]] = {
         "trials": "COLUMN is the number of trials of each row, and the outcome that of successes"
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_link(self.link)
 
     @property
     def multiplies(self) -> str:  # type: ignore[override]

@@ -6,8 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from math import factorial, inf, lgamma, log, pi, sqrt
-from numbers import Real
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from jax.scipy.special import i0e
 from numpy.typing import ArrayLike
 from scipy.special import polygamma, psi
 
+from modicum.arguments import Positive, Share, number
 from modicum.arrays import HALF_LOG_2PI, differentiable, namespace
 from modicum.errors import SettingError
 from modicum.models.coefficients import MOST_SKEW
@@ -31,7 +31,7 @@ from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorM
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import angle_fault, real_fault, refuse_remote
 from modicum.models.partial_outcomes import KNOWN_NOISE
-from modicum.models.priors.distributions import Normal, is_positive
+from modicum.models.priors import Normal
 from modicum.models.priors.units import Moments
 from modicum.rows import Rows
 
@@ -56,20 +56,13 @@ class ScaleFamily(LinearPredictorModel):
     """
 
     _: KW_ONLY
-    scale: float | None = None
-    scale_prior: float | None = None
+    scale: Positive | None = None
+    scale_prior: Positive | None = None
 
     on_numpy: ClassVar[bool] = True  # at a known scale
     extras_have_unit: ClassVar[bool] = True
     bounded_by_variation: ClassVar[bool] = True
     outcome_fault = staticmethod(real_fault)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale is not None and not is_positive(self.scale):
-            raise SettingError("scale must be a positive number, or None to estimate it.")
-        if self.scale_prior is not None and not is_positive(self.scale_prior):
-            raise SettingError("scale_prior must be a positive number, or None.")
 
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -338,12 +331,7 @@ class StudentT(ScaleFamily):
     5.0
     """
 
-    df: float = 4.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_positive(self.df):
-            raise SettingError("df (the degrees of freedom) must be a positive number.")
+    df: Positive = 4.0
 
     def log_constant(self) -> float:
         """Logarithm of the density's normalising constant at a scale of one."""
@@ -473,17 +461,10 @@ class AsymmetricLaplace(ScaleFamily):
     False
     """
 
-    quantile: float = 0.5
-    smoothing: float = 0.0
+    quantile: Annotated[Share, "0.5 is the median"] = 0.5
+    smoothing: Annotated[float, number("0 or a positive number", lambda v: v >= 0)] = 0.0
 
     on_numpy: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.quantile, Real) or not 0 < self.quantile < 1:
-            raise SettingError("quantile must lie between 0 and 1; 0.5 is the median.")
-        if not isinstance(self.smoothing, Real) or not 0 <= self.smoothing < inf:
-            raise SettingError("smoothing must be 0 or a positive number, such as 0.2.")
 
     @property
     def has_mode(self) -> bool:  # type: ignore[override]

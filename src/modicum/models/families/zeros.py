@@ -11,8 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log, pi
-from numbers import Real
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +19,8 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from scipy.special import logsumexp
 
+from modicum.arguments import number
 from modicum.arrays import as_either
-from modicum.errors import SettingError
 from modicum.models.families.counts import NegativeBinomial, Poisson
 from modicum.models.families.links import (
     LINKS,
@@ -231,7 +230,8 @@ class HurdleLognormal(_Hurdle):
     bounded_by_variation: ClassVar[bool] = True
 
 
-LOWEST, HIGHEST = 1.05, 1.95  # power, beyond which the sum over numbers is hard to tabulate
+# beyond, the sum over numbers is hard to tabulate
+POWER = number("a number from 1.05 to 1.95", lambda power: 1.05 <= power <= 1.95)
 TERMS = 96  # of the sum over the number of amounts
 REACH = 8.0, 10.0  # standard deviations below and above its largest term
 SPAN = -30.0, 20.0  # of log c; beyond, the log of the sum is linear in it
@@ -288,21 +288,13 @@ class Tweedie(LogLink):
     ('log_dispersion',)
     """
 
-    power: float = 1.5
+    power: Annotated[float, POWER, "1 is for Poisson counts and 2 for gamma variables"] = 1.5
 
     extras: ClassVar[tuple[str, ...]] = ("log_dispersion",)
     extras_have_unit: ClassVar[bool] = True
     bounded_by_variation: ClassVar[bool] = True
     counted: ClassVar[str | None] = "y"
     outcome_fault = staticmethod(from_zero_fault)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.power, Real) or not LOWEST <= self.power <= HIGHEST:
-            raise SettingError(
-                f"power must be a number from {LOWEST} to {HIGHEST}: the variance is dispersion "
-                "mu^power, with a power of 1 for Poisson counts and 2 for gamma variables."
-            )
 
     @property
     def shape(self) -> float:
