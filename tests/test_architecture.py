@@ -55,7 +55,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "cli": 1_100,
     "digest": 900,
     "linalg": 710,
-    "diagnostics": 530,
+    "diagnostics": 550,
 }
 
 NAMED_TWICE = {  # classes that users know by the module they are in

@@ -21,6 +21,7 @@ from modicum.posterior.smooth_curves import stiff_smooths
 from modicum.rows import Rows
 from modicum.run.chains import Layout
 from modicum.run.runner import History
+from modicum.runtime import in_threads
 
 
 class Origin(NamedTuple):
@@ -162,12 +163,16 @@ def _named_draws(
     plain, arrow = in_two(factor)
     factor = plain.astype(position.dtype) if arrow is None else arrow
     together = max(1, 2**22 // (draws * size))
-    parts = []
-    for first in range(0, chains, together):
+
+    def named(first: int) -> dict[str, np.ndarray]:
         z = position[first : first + together].reshape(-1, size)
         t = _to_parameters(point, factor, z)
-        named = target.named_only(t)
-        parts.append(target.reports(t) if named is None else named)
+        only = target.named_only(t)
+        return target.reports(t) if only is None else only
+
+    many = range(0, chains, together)
+    compiles = target.named_only(np.zeros((1, size))) is None
+    parts = list(map(named, many) if compiles or len(many) == 1 else in_threads(named, many))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
 

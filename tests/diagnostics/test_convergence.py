@@ -5,9 +5,12 @@ import pytest
 from arviz_stats.base import array_stats
 from scipy.signal import lfilter
 
+import modicum as mo
 from helpers.refusals import refused
 from modicum.diagnostics import ess, ess_tail, mcse, nested_r_hat, r_hat
+from modicum.diagnostics.convergence import LARGE
 from modicum.errors import SettingError
+from modicum.posterior.doubts import convergence_warnings
 
 MEASURES = [ess, ess_tail, mcse, r_hat]
 
@@ -159,3 +162,24 @@ def test_some_of_very_many_chains_stand_for_all():
     stray = x.copy()
     stray[1] += 50 * x.std()  # a chain that is not ranked
     assert r_hat(stray) > 1.01
+
+
+def test_draws_by_the_million_are_measured_as_few_are():
+    """Threads take some chains each; a scalar alone is small enough for one thread."""
+    x = np.random.default_rng(7).normal(size=(300, 2_000, 8)) * np.arange(1, 9) + 3
+    assert x.size > LARGE > x[..., 0].size
+    x[7, :, 1] += 9  # a chain that is not ranked
+    x[8, 5, 2] = np.nan
+    x[..., 3] = 2.0
+    alone = [r_hat(x[..., j]) for j in range(8)]
+    assert r_hat(x) == pytest.approx(alone, nan_ok=True)
+    assert alone[1] > 1.01 > alone[0]
+    assert np.isnan(alone[2:4]).tolist() == [True, True]
+    post = mo.Posterior({"beta": x[..., 4:], "b": x}, {}, mo.Ledger(rows=1))
+    for name in ("beta", "b"):
+        assert np.allclose(post.mean(name), post[name].mean(axis=(0, 1)), equal_nan=True)
+        assert np.allclose(post.sd(name), post[name].std(axis=(0, 1), ddof=1), equal_nan=True)
+    ends = np.quantile(x, [0.05, 0.95], axis=(0, 1))
+    assert np.allclose(post.quantile("b", [0.05, 0.95]), ends, equal_nan=True)
+    (doubt,) = convergence_warnings({"b": x}, {})
+    assert (doubt.code, doubt.numbers["chain"], doubt.numbers["draw"]) == ("not-finite", 8, 5)

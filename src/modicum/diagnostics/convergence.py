@@ -55,6 +55,29 @@ def as_chains(x: ArrayLike) -> NDArray[np.float64]:
     return values[None] if values.ndim == 1 else values
 
 
+LARGE = 2**22  # numbers above which threads share the work
+IN_CACHE = 2**17  # numbers that a processor's cache holds
+
+
+def over_chains(
+    x: NDArray[Any], measure: Callable[[NDArray[Any]], tuple[NDArray[Any], ...]]
+) -> tuple[NDArray[Any], ...]:
+    """Apply `measure` to all chains, or to a few at a time by threads if they are gigabytes.
+
+    Parameters
+    ----------
+    x
+        Draws (chain, draw, *shape).
+    measure
+        Returns arrays with one entry per chain, which are joined.
+    """
+    if x.size <= LARGE:
+        return measure(x)
+    step = max(1, IN_CACHE * len(x) // x.size)
+    parts = in_threads(lambda first: measure(x[first : first + step]), range(0, len(x), step))
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
+
+
 def finite_and_moving(x: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return which scalars of an array (chain, draw, *shape) are finite and not constant.
 
@@ -63,7 +86,8 @@ def finite_and_moving(x: NDArray[np.float64]) -> NDArray[np.bool_]:
     """
     if x.shape[0] * x.shape[1] == 0:
         return np.zeros(x.shape[2:], dtype=bool)
-    largest, smallest = x.max(axis=(0, 1)), x.min(axis=(0, 1))
+    largest, smallest = over_chains(x, lambda a: (a.max(axis=1), a.min(axis=1)))
+    largest, smallest = largest.max(axis=0), smallest.min(axis=0)
     finite = np.isfinite(largest) & np.isfinite(smallest)
     with np.errstate(invalid="ignore", over="ignore"):
         rounding = 4 * np.finfo(float).eps * np.maximum(np.abs(largest), np.abs(smallest))
@@ -304,8 +328,8 @@ def _inefficiency(variance: float, rho: float) -> float:
 
 
 TOGETHER = 2**20  # numbers that are ranked and transformed at a time
-# Draws above which only some of many chains are: 2^19 give autocorrelation times to a percent.
-MOST_RANKED, FEWEST_CHAINS = 2**19, 16
+# Draws above which only some of many chains are: 2^17 give autocorrelation times to two per cent.
+MOST_RANKED, FEWEST_CHAINS = 2**17, 16
 CONSTANT = 1e-15  # a series with a range below this counts as constant
 
 
@@ -376,13 +400,20 @@ def r_hat(x: ArrayLike) -> PerScalar:
     def of_bulk_and_tails(a: Floats) -> Floats:
         halves = _halves(a)
         folded = np.abs(halves - np.median(halves, axis=(1, 2), keepdims=True))
-        return np.fmax(_ratio(_normal_scores(halves)), _ratio(_normal_scores(folded)))
+        scores = _normal_scores(halves), _normal_scores(folded)
+        return np.fmax(*(_ratio(a.mean(2).T, a.var(2, ddof=1).T, a.shape[2]) for a in scores))
 
     (some, times), least = _some_chains(x), 8 if as_chains(x).shape[0] == 1 else 4
     ranked = _per_scalar(some, of_bulk_and_tails, least)
     if times == 1:
         return ranked
-    of_all = np.fmax(ranked, _per_scalar(x, lambda a: _ratio(_halves(a)), least))
+    chains = as_chains(x)
+    half = chains.shape[1] // 2
+    with np.errstate(all="ignore"):
+        of_halves = over_chains(chains, lambda a: _moments(a[:, :half]) + _moments(a[:, -half:]))
+        means, variances = np.concatenate(of_halves[::2]), np.concatenate(of_halves[1::2])
+        of_all = np.where(finite_and_moving(chains), _ratio(means, variances, half), np.nan)
+    of_all = np.fmax(ranked, of_all)
     return of_all if of_all.ndim else float(of_all)
 
 
@@ -493,12 +524,15 @@ def _normal_scores(a: Floats) -> Floats:
     return scores.reshape(a.shape)
 
 
-def _ratio(a: Floats) -> Floats:
-    """R-hat without ranks or halves (eqs. 1 to 4): sqrt((B / W + n - 1) / n)."""
-    n = a.shape[2]
-    between = n * a.mean(axis=2).var(axis=1, ddof=1)
-    within = a.var(axis=2, ddof=1).mean(axis=1)
-    return np.asarray(np.sqrt((between / within + n - 1) / n))
+def _moments(a: Floats) -> tuple[Floats, Floats]:
+    """Mean and variance of each chain's draws."""
+    return a.mean(axis=1), a.var(axis=1, ddof=1)
+
+
+def _ratio(means: Floats, variances: Floats, n: int) -> Floats:
+    """R-hat of the moments of chains of n draws (eqs. 1 to 4): sqrt((B / W + n - 1) / n)."""
+    between = n * means.var(axis=0, ddof=1)
+    return np.asarray(np.sqrt((between / variances.mean(axis=0) + n - 1) / n))
 
 
 def _effective(a: Floats) -> Floats:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from modicum.diagnostics import nested_r_hat, r_hat
-from modicum.diagnostics.convergence import finite_and_moving
+from modicum.diagnostics.convergence import finite_and_moving, over_chains
 from modicum.errors import ModicumWarning
 from modicum.posterior.fitted import LabelsLike, evenly_spaced, scalar_names, tidy_labels
 from modicum.posterior.weighted import diagnose, influence, kish_share, unequal, weighted_mcse
@@ -74,22 +74,30 @@ def convergence_warnings(
     if measurable and any(x.size for x in arrays.values()):
         tidy = tidy_labels(labels, arrays)
         names = [line for k, x in arrays.items() for line in scalar_names(k, x.shape[2:], tidy)]
-        parts = [x.reshape(*x.shape[:2], -1) for x in arrays.values()]
-        values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)  # may be gigabytes
         at = evenly_spaced(len(names), MOST_SCALARS)
-        values = (values if len(at) == len(names) else values[:, :, at]).astype(float, copy=False)
-        names = [names[k] for k in at]
+
+        def of_chains(some: slice | np.ndarray) -> np.ndarray:
+            parts = [x[some].reshape(len(x[some]), x.shape[1], -1) for x in arrays.values()]
+            values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+            return (values if len(at) == len(names) else values[:, :, at]).astype(float, copy=False)
+
+        checked = [names[k] for k in at]
+        chains = len(next(iter(arrays.values())))
         if superchains is not None:
-            doubts += _check_nested_r_hat(names, values, weights, superchains)
-        doubts += _check_r_hat_and_ess(names, values, weights, modes_apart)
+            every = of_chains(slice(None))  # may be gigabytes
+            doubts += _check_nested_r_hat(checked, every, weights, superchains)
+        part = evenly_spaced(chains, MOST_CHAINS)
+        some = None if weights is None else weights[part]
+        doubts += _check_r_hat_and_ess(checked, of_chains(part), some, chains, modes_apart)
     return doubts
 
 
 def _not_finite(draws: dict[str, np.ndarray]) -> Iterator[ModicumWarning]:
     for name, x in draws.items():
-        finite = np.isfinite(x)
+        (finite,) = over_chains(x, lambda a: (np.isfinite(a).all(axis=tuple(range(1, a.ndim))),))
         if not finite.all():
-            chain, draw = np.argwhere(~finite)[0][:2]
+            chain = int(finite.argmin())
+            draw = int(np.argwhere(~np.isfinite(x[chain]))[0][0])
             yield ModicumWarning(
                 "not-finite",
                 f"the draws of {name} are not finite from draw {draw} of chain {chain} on",
@@ -106,9 +114,13 @@ def _standing_still(draws: dict[str, np.ndarray]) -> Iterator[ModicumWarning]:
     if number < 2:
         return
     moved = np.zeros((chains, number - 1), dtype=bool)
+
+    def changes(a: np.ndarray) -> tuple[np.ndarray]:
+        changed = a[:, 1:] != a[:, :-1]
+        return (changed.reshape(len(a), number - 1, -1).any(axis=-1),)
+
     for x in draws.values():
-        changed = x[:, 1:] != x[:, :-1]
-        moved |= changed.reshape(chains, number - 1, -1).any(axis=-1)
+        moved |= over_chains(x, changes)[0]
     edge = np.ones((chains, 1), bool)  # the longest run of equal draws lies between two moves
     moves = np.concatenate([edge, moved, edge], axis=1)
     longest = np.array([np.diff(np.flatnonzero(chain)).max() for chain in moves])
@@ -242,22 +254,24 @@ def _check_nested_r_hat(
 
 
 def _check_r_hat_and_ess(
-    names: list[str], values: np.ndarray, weights: np.ndarray | None, modes_apart: bool
+    names: list[str],
+    values: np.ndarray,
+    weights: np.ndarray | None,
+    chains: int,
+    modes_apart: bool,
 ) -> Iterator[ModicumWarning]:
-    """Check R-hat and effective sample size of the worst scalar."""
-    chains, number, count = values.shape
+    """Check R-hat and effective sample size of the worst scalar, by some of all `chains`."""
+    some, number, count = values.shape
     if number < FEWEST_DRAWS:
         return
-    part = evenly_spaced(chains, MOST_CHAINS)
-    values = values[part]
-    measured = diagnose(values, None if weights is None else weights[part])
+    measured = diagnose(values, weights)
     # A constant scalar has neither R-hat nor ESS; one that moves must have both.
     moving = finite_and_moving(values)
     ratios = np.where(moving, measured["r_hat"], 0.0)
     bulk, tail = measured["ess_bulk"], measured["ess_tail"]
-    sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)
+    sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / some
     sizes = np.where(moving, sizes, np.inf)
-    limit = largest_r_hat(len(part), number, count)
+    limit = largest_r_hat(some, number, count)
     unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
     if unknown.any():
         signed = weights is not None

@@ -14,12 +14,11 @@ are then NumPy's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from modicum.diagnostics import batch_means_variance, ess, ess_tail, mcse, nested_r_hat, r_hat
+from modicum.diagnostics.convergence import LARGE, over_chains
 from modicum.runtime import in_threads
 
 Floats = NDArray[np.float64]
@@ -40,6 +39,8 @@ def weighted_mean(x: Floats, weights: Floats | None) -> Floats:
     -2.0
     """
     weights = unequal(weights)
+    if weights is None and x.size > LARGE:
+        return np.asarray(over_chains(x, lambda a: (a.mean(axis=1, dtype=float),))[0].mean(axis=0))
     if weights is None:
         return np.asarray(x.mean(axis=(0, 1), dtype=float))
     return np.asarray(np.tensordot(normalised(weights), x, axes=([0, 1], [0, 1])))
@@ -54,7 +55,9 @@ def weighted_variance(x: Floats, weights: Floats | None) -> Floats:
     if weights is None and x.shape[0] * x.shape[1] < 2:
         return np.full(x.shape[2:], np.nan)
     if weights is None and x.size > LARGE:
-        return _by_threads(x, lambda values: values.var(ddof=1))
+        means, variances = over_chains(x, lambda a: (a.mean(axis=1), a.var(axis=1)))
+        total = (variances + (means - means.mean(axis=0)) ** 2).mean(axis=0)
+        return np.asarray(total * (1 + 1 / (x.shape[0] * x.shape[1] - 1)))
     if weights is None:
         return np.asarray(x.var(axis=(0, 1), ddof=1))
     variance = weighted_mean((x - weighted_mean(x, weights)) ** 2, weights)
@@ -70,15 +73,16 @@ def weighted_covariance(x: Floats, weights: Floats | None) -> Floats:
     return np.asarray(np.einsum("cd,cdi,cdj->ij", normalised(weights), centred, centred))
 
 
-LARGE = 2**22  # numbers above which the scalars are shared between threads
-
-
-def _by_threads(x: Floats, measure: Callable[[Floats], Floats]) -> Floats:
-    """Apply `measure` to all draws of each scalar; its own axes come first in the result."""
+def _quantiles_by_threads(x: Floats, levels: Floats) -> Floats:
+    """Return the quantiles of each scalar; a thread copies a few, which lie side by side."""
     flat = x.reshape(x.shape[0] * x.shape[1], -1)
-    results = in_threads(lambda j: measure(flat[:, j].copy()), range(flat.shape[1]))
-    measured = np.stack(list(results), axis=-1)
-    return measured.reshape((*measured.shape[:-1], *x.shape[2:]))
+
+    def of_some(first: int) -> Floats:
+        some = flat[:, first : first + 4].T.copy()
+        return np.stack([np.quantile(a, levels, overwrite_input=True) for a in some], axis=-1)
+
+    quantiles = np.concatenate([*in_threads(of_some, range(0, flat.shape[1], 4))], axis=-1)
+    return quantiles.reshape((*levels.shape, *x.shape[2:]))
 
 
 def weighted_quantile(x: Floats, weights: Floats | None, q: ArrayLike) -> Floats:
@@ -97,7 +101,7 @@ def weighted_quantile(x: Floats, weights: Floats | None, q: ArrayLike) -> Floats
     levels = np.asarray(q, dtype=float)
     x, weights = x.astype(float) if x.dtype == bool else x, unequal(weights)
     if weights is None and x.size > LARGE:
-        return _by_threads(x, lambda a: np.quantile(a, levels, overwrite_input=True))
+        return _quantiles_by_threads(x, levels)
     if weights is None:
         flat = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
         by_scalar = np.moveaxis(flat, 0, -1).copy()  # contiguous: a quarter faster
