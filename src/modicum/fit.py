@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # What brms has after the outcome's | and Modicum's families do not read.
 FIELDS_ELSEWHERE = {"rate": "add offset(log({0})) to the terms"}
 # Arguments that say how a table is read.
-OF_TABLES = ("weights", "offset", "missing", "store", "dtype", "encoding")
+OF_TABLES = ("weights", "offset", "matrices", "missing", "store", "dtype", "encoding")
 
 MOST_EFFECTS = 20  # per level of a group; their correlations number half the square of it
 
@@ -59,6 +59,7 @@ def fit(
     priors: Mapping[str, Prior] | None = None,
     weights: str | None = None,
     offset: str | None = None,
+    matrices: Mapping[str, object] | None = None,
     groups: HoldEffects | None = None,
     missing: Missing = "refuse",
     store: str | os.PathLike[str] | None = None,
@@ -94,9 +95,11 @@ def fit(
         ``C(column, contr.sum, levels=[...])``. ``0 +`` drops the intercept, ``.`` stands for
         all other columns. ``s(hour, k=10)`` is a smooth curve whose wiggliness is estimated,
         ``s(hour, by=origin)`` one for each level, ``s(hour, bs="cc")`` a cycle, and
-        ``te(hour, dist)`` a surface. ``(1 | ward)``, ``(1 + dose | ward)``, ``(dose || ward)`` and
-        ``(1 | school/class)`` are effects that vary between groups, each with its own standard
-        deviation; before the bar stand terms like any other, also factors and interactions.
+        ``te(hour, dist)`` a surface. ``rw(week)`` is a random walk over ordered levels, and
+        ``car(region, W)`` has regions resemble their neighbours. ``(1 | ward)``,
+        ``(1 + dose | ward)``, ``(dose || ward)`` and ``(1 | school/class)`` are effects that vary
+        between groups, each with its own standard deviation; before the bar stand terms like any
+        other, also factors and interactions.
         Further fields of the outcome follow it after a bar: ``"wins | trials(games) ~ team"``
         fills the field `trials`, and ``"days | event(died) ~ dose"``, ``cens(c, y2)``,
         ``trunc(lb=0)`` and ``se(s)`` say what is known of an outcome. Further formulas explain
@@ -118,6 +121,10 @@ def fit(
         A column of frequency weights: a row with weight 3 counts as three rows.
     offset
         A column that is added to the predictor; also `offset(column)` in the formula.
+    matrices
+        Tables of neighbours, by the names that ``car(region, W)`` has for them: ``{"W": pairs}``
+        with pairs of neighbours in two columns, and perhaps their weights in a third; or a square
+        data frame with the levels as index and columns.
     groups
         How to treat group effects: "explicit", as parameters, or "integrate", which integrates
         them out and allows any number of groups of one factor. None: whichever costs less.

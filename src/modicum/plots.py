@@ -481,7 +481,7 @@ def caterpillar(
     post
         The posterior of a model with groups.
     group
-        The grouping factor.
+        The grouping factor, or a term such as ``car(region)``.
     effect
         Which effect to plot if levels have several, named as in `post.effects` or the formula; the
         first by default.
@@ -605,6 +605,8 @@ def smooth(
         known = f"it has {', '.join(smooths)}" if smooths else "it has none"
         raise SettingError(f"name a smooth of the formula: {known}.")
     drawn, table = smooths[name], post.effects(name, prob=prob)
+    if not drawn.is_curve:
+        raise SettingError(f"{name} is no curve: draw it with plots.caterpillar(post, {name!r}).")
     ax = new_axes(ax)
     if len(drawn.variables) == 1:
         parts = {None: table} if drawn.by is None else dict(iter(table.groupby(level=0)))
@@ -632,6 +634,8 @@ def smooth(
 def _effect_name(post: Posterior, group: str, effect: str | None) -> str:
     """Return the name in `post.effects` of an effect given by it or as in the formula (1, dose)."""
     terms = terms_of(post.fitted_model(), group)
+    if not terms:  # a term with one effect of each level
+        return group
     written = {e: n for t in terms for e, n in zip(t.effects, t.sd_names, strict=True)}
     names = list(written.values())
     if effect is None:

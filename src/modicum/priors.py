@@ -41,6 +41,7 @@ def default(
     priors: Mapping[str, Prior] | None = None,
     weights: str | None = None,
     offset: str | None = None,
+    matrices: Mapping[str, object] | None = None,
     groups: HoldEffects | None = None,
     missing: Missing = "refuse",
 ) -> dict[str, str]:
@@ -50,7 +51,7 @@ def default(
     ----------
     formula, data
         As in `mo.fit`; or `mo.Rows` alone, and the family after them: ``default(rows, "poisson")``.
-    family, priors, weights, offset, groups, missing
+    family, priors, weights, offset, matrices, groups, missing
         As in `mo.fit`: a name ("logistic", "poisson" ...) or a family with settings, and `priors`,
         which replace defaults.
 
@@ -74,7 +75,7 @@ def default(
             raise SettingError("a formula needs a table: priors.default(formula, table, family).")
         text = one_text(formula)
         how: dict[str, Any] = {"offset": offset, "weights": weights, "missing": missing}
-        how |= {"progressbar": False, "by_class": has_classes(family)}
+        how |= {"progressbar": False, "matrices": matrices, "by_class": has_classes(family)}
         rows = read_formula(text, data, **how).rows
         model = model_for(rows, family, priors, groups).model
     else:

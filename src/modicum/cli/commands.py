@@ -82,6 +82,10 @@ Categorical = Annotated[
 ]
 Offset = Annotated[str | None, typer.Option(help="Column added to the linear predictor.")]
 Weight = Annotated[str | None, typer.Option(help="Column of frequency weights.")]
+Matrices = Annotated[
+    list[str] | None,
+    typer.Option("--matrix", help="NAME=FILE: pairs of neighbours for car(region, NAME)."),
+]
 DType = Annotated[str | None, typer.Option(help="float32 or float64.")]
 Encoding = Annotated[str, typer.Option(help="Text encoding of CSV files, such as latin-1.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
@@ -268,6 +272,7 @@ def fit(
     categorical: Categorical = None,
     offset: Offset = None,
     weight: Weight = None,
+    matrix: Matrices = None,
     prior_scale: PriorScale = None,
     no_intercept: NoIntercept = False,
     scale: NoiseScale = None,
@@ -330,7 +335,7 @@ def fit(
         say = console(quiet)
         with result_folder(out, overwrite, report) as about_to_write:
             after_a_stop("run the same command again to continue.")
-            how = (overwrite, encoding, formula, missing, has_classes(model))
+            how = (overwrite, encoding, formula, missing, has_classes(model), matrix or ())
             made = read_rows(data, columns, out, say, *how)
             say.print(describe_rows(made.rows, data))
             held, origin = FormulaModel(model, {}), WITHOUT_TABLE

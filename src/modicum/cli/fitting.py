@@ -241,6 +241,7 @@ def read_rows(
     formula: str | None = None,
     missing: str = "refuse",
     by_class: bool = False,
+    matrices: Sequence[str] = (),
 ) -> TableRows:
     """Open a row store, or read files into OUT/rows unless they are there already."""
     require_path(data)
@@ -264,10 +265,11 @@ def read_rows(
             "the formula names the outcome and the predictors: leave out --outcome, --predictors "
             "and --categorical (write C(name) for numbers that are levels)."
         )
-    how = word("--missing", missing, Missing)
+    how, tables = word("--missing", missing, Missing), _tables(matrices, formula)
     origin = {"files": Listing.of([data]).identity, **columns, "encoding": encoding}
     if formula is not None:
         origin |= {"formula": formula, "missing": missing, "by_class": by_class}
+        origin["matrices"] = {name: Listing.of([path]).identity for name, path in tables.items()}
 
     def make(store: Path) -> TableRows:
         always: Values = {"overwrite": True, "encoding": encoding, "progressbar": not say.quiet}
@@ -282,10 +284,23 @@ def read_rows(
             store=store,
             dtype=columns["dtype"],
             by_class=by_class,
+            matrices=tables,
             **always,
         )
 
     return stored_rows(origin, make, data, out, overwrite)
+
+
+def _tables(matrices: Sequence[str], formula: str | None) -> dict[str, str]:
+    """Parse names and files of tables of neighbours, each NAME=FILE."""
+    pairs = [text.partition("=") for text in matrices]
+    for name, _, path in pairs:
+        if not (name.strip() and path.strip() and formula is not None):
+            raise SettingError(
+                f"--matrix {name} must be NAME=FILE, and a formula must name it as in car(region, "
+                "NAME)."
+            )
+    return {name.strip(): path.strip() for name, _, path in pairs}
 
 
 def stored_rows(

@@ -242,9 +242,7 @@ class TablePopulation:
     def levels(self, name: str) -> tuple[Level, ...]:
         """Return the levels of the fit if the column itself is a factor, else those that occur."""
         for factor in self.encoding.factors:
-            call = Expression(factor.expression)
-            inner = call if call.categorical is None else call.categorical.inner
-            if factor.levels and inner.bare == name:
+            if factor.levels and Expression(factor.expression).inner.bare == name:
                 return factor.levels
         for group in self.encoding.groupings:
             if group.columns == (name,):

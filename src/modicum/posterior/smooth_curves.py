@@ -23,6 +23,8 @@ from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.population import random_rows
 from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import tabulated
+from modicum.rows.checks import names_like
+from modicum.rows.coding import level_places
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.smooths import Basis, By, smooth_columns
 from modicum.rows.formula.structure import Factor
@@ -35,6 +37,47 @@ POINTS = (101, 25, 9)  # along each variable of a smooth of one, two or three
 EXAMINED = 20_000  # rows in which wiggles are sought that a smooth cannot follow
 SIGNIFICANT = 1e-4  # chance of as large a trend along finer splines where there is none
 TINY = 1e-8  # share of the largest eigenvalue below which columns are those the smooth has
+
+
+class Tabulated(NamedTuple):
+    """Points at which a term is tabulated: its columns there, and what the points are called."""
+
+    columns: np.ndarray
+    names: list[str]
+    labels: list[np.ndarray]
+
+
+class LevelCurve(NamedTuple):
+    """A random walk or neighbouring regions: a term with an effect of each level."""
+
+    factor: Factor
+    before: str = ""  # what precedes the names of its coefficients: "scale."
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What it is a function of."""
+        return (Expression(self.factor.expression).inner.text,)
+
+    @property
+    def by(self) -> str | None:
+        """None: there is one effect of a level."""
+        return None
+
+    @property
+    def is_curve(self) -> bool:
+        """Whether its levels are in order."""
+        return Expression(self.factor.expression).regions is None
+
+    def at(self, values: object = None) -> Tabulated:
+        """Return its columns at all levels, or at these."""
+        levels, label = self.factor.levels, self.factor.label
+        asked = list(levels if values is None else values)  # type: ignore[call-overload]
+        places = level_places(levels, asked)
+        if -1 in places:
+            at = asked[places.index(-1)]
+            raise DataError(f"{at!r} is not a level of {label}: {names_like(at, levels)}")
+        chosen = np.array([levels[place] for place in places])
+        return Tabulated(self.factor.matrix(False)[places], list(self.variables), [chosen])
 
 
 class Smooth(NamedTuple):
@@ -53,6 +96,11 @@ class Smooth(NamedTuple):
     def by(self) -> str | None:
         """The column whose levels have curves of their own."""
         return Expression(self.factor.expression).by
+
+    @property
+    def is_curve(self) -> bool:
+        """True: it has values in between."""
+        return True
 
     @property
     def is_line_and_more(self) -> bool:
@@ -86,44 +134,69 @@ class Smooth(NamedTuple):
             )
         return x
 
+    def at(self, values: object = None) -> Tabulated:
+        """Return its columns on a grid, or at these values of its variables, for each level."""
+        x = self.grid() if values is None else self.points(values)
+        levels = tuple(self.state["levels"])
+        many = np.tile(x, (len(levels), 1))
+        if self.by is None:
+            return Tabulated(smooth_columns(self.state, many), [*self.variables], [*many.T])
+        each = np.repeat(np.arange(len(levels)), len(x))
+        columns = smooth_columns(self.state, many, By(levels, each))
+        names = [self.by, *self.variables]
+        return Tabulated(columns, names, [np.repeat(levels, len(x)), *many.T])
 
-def smooths_of(post: FittedDraws) -> dict[str, Smooth]:
-    """Return the smooths of a fit by their names: ``s(hour)``, ``scale.s(hour)``."""
+
+def smooths_of(post: FittedDraws) -> dict[str, Smooth | LevelCurve]:
+    """Return the smooths of a fit by their names: ``s(hour)``, ``scale.s(hour)``, ``rw(week)``."""
+    of_levels = {
+        name: LevelCurve(factor, before)
+        for name, factor, before in _pooled(post)
+        if factor.neighbours is not None
+    }
+    return {**_splines(post), **of_levels}
+
+
+def _splines(post: FittedDraws) -> dict[str, Smooth]:
+    """Return the smooths that are splines."""
+    states = {} if post.encoding is None else post.encoding.states
+    return {
+        name: Smooth(factor, dict(states[Expression(factor.expression).tidy]), before)
+        for name, factor, before in _pooled(post)
+        if factor.neighbours is None
+    }
+
+
+def _pooled(post: FittedDraws) -> Iterator[tuple[str, Factor, str]]:
+    """Yield name, factor and prefix of the terms that have coefficients with an sd of their own."""
     encoding = post.encoding
-    found: dict[str, Smooth] = {}
     if encoding is None:
-        return found
+        return
     for term in encoding.terms:
         before = f"{term.parameter}." if term.parameter else ""
         for factor in (encoding.factors[f] for part in term.parts for f, _ in part):
             if factor.blocks:
-                state = dict(encoding.states[Expression(factor.expression).tidy])
-                found[before + term.name] = Smooth(factor, state, before)
-    return found
+                yield before + term.name, factor, before
 
 
 def smooth_table(
-    post: FittedDraws, smooth: Smooth, values: object = None, prob: float = 0.9
+    post: FittedDraws, smooth: Smooth | LevelCurve, values: object = None, prob: float = 0.9
 ) -> pd.DataFrame:
     """Tabulate a smooth on a grid, or at some values of its variables: mean, sd and interval."""
-    x = smooth.grid() if values is None else smooth.points(values)
-    levels = tuple(smooth.state["levels"])
-    many = np.tile(x, (len(levels), 1))
-    by = None if smooth.by is None else By(levels, np.repeat(np.arange(len(levels)), len(x)))
-    f = _coefficients(post, smooth) @ smooth_columns(smooth.state, many, by).T
-    names = [*([] if smooth.by is None else [smooth.by]), *smooth.variables]
-    parts = [*([] if smooth.by is None else [np.repeat(levels, len(x))]), *many.T]
-    labels, number = zip(*parts, strict=True), post.chains * post.num_draws
-    return interval_table(tabulated(f, post.weights, prob), labels, names, prob, draws=number)
+    points = smooth.at(values)
+    f = _coefficients(post, smooth.factor, smooth.before) @ points.columns.T
+    labels, number = zip(*points.labels, strict=True), post.chains * post.num_draws
+    table = tabulated(f, post.weights, prob)
+    return interval_table(table, labels, points.names, prob, draws=number)
 
 
-def _coefficients(post: FittedDraws, smooth: Smooth) -> np.ndarray:
-    """Return draws of a smooth's coefficients, (chain, draw, columns)."""
-    beta = smooth.before + "beta"
-    parts = [post.draws[smooth.before + name] for name, _ in smooth.factor.blocks]
-    if smooth.factor.columns:
+def _coefficients(post: FittedDraws, factor: Factor, before: str) -> np.ndarray:
+    """Return draws of a term's coefficients, (chain, draw, columns)."""
+    beta = before + "beta"
+    parts = [post.draws[before + name] for name, _ in factor.blocks]
+    if factor.columns:
         (labels,) = post.labels[beta]
-        places = [list(labels).index(name) for name in smooth.factor.columns]
+        places = [list(labels).index(name) for name in factor.columns]
         parts.insert(0, post.draws[beta][..., places])
     return np.concatenate(parts, axis=-1)
 
@@ -144,7 +217,7 @@ def stiff_smooths(post: FittedDraws) -> Iterator[ModicumWarning]:
     examined, with explicit effects.
     """
     rows, model = post.held_rows(), cast("LinearPredictorModel", post.fitted_model())
-    curves = [smooth for smooth in smooths_of(post).values() if smooth.is_line_and_more]
+    curves = [smooth for smooth in _splines(post).values() if smooth.is_line_and_more]
     if rows is None or not curves or model.integrated_group is not None:
         return
     batch = rows.take(np.sort(random_rows(len(rows), EXAMINED, 0)))

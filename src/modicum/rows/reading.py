@@ -26,6 +26,7 @@ from modicum.rows.coding import Array, Level, level_names
 from modicum.rows.fields import field_stream
 from modicum.rows.formula import Formula, FormulaEncoding, Learned, learn, parse
 from modicum.rows.formula.expressions import Expression
+from modicum.rows.formula.neighbours import read_regions
 from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.lake import cache_folder, is_remote, local_path
 from modicum.rows.levels import complete_rows
@@ -280,6 +281,7 @@ def read_formula(
     encoding: str = "utf-8",
     progressbar: Progressbar = True,
     by_class: bool = False,
+    matrices: Mapping[str, object] | None = None,
 ) -> TableRows:
     """Make rows from a table by a formula, in bounded memory.
 
@@ -307,6 +309,8 @@ def read_formula(
         As in `mo.sample`.
     by_class
         Whether the outcome is a class and each class has a predictor (`FormulaEncoding.by_class`).
+    matrices
+        Tables of neighbours, by the names that the formula has for them.
 
     Examples
     --------
@@ -337,15 +341,16 @@ def read_formula(
     levels = [name for group in parsed.groups for name in group.group]
     computed: set[str] = set()
     for expression in parsed.expressions:
-        call = expression.categorical
-        if call is not None and call.inner.bare is not None:
-            levels.append(call.inner.bare)
+        as_levels = expression.categorical is not None or expression.regions is not None
+        if as_levels and expression.inner.bare is not None:
+            levels.append(expression.inner.bare)
         else:
             computed.update(expression.names)
     source = first.with_text([name for name in dict.fromkeys(levels) if name not in computed])
     cache = None
     if store is None and source.remote:
-        settings = (str(formula), offset, weights, missing, str(dtype), by_class)
+        neighbours = sorted(read_regions(matrices).items())
+        settings = (str(formula), offset, weights, missing, str(dtype), by_class, neighbours)
         cache = (
             cache_folder()
             / "lake"
@@ -361,7 +366,7 @@ def read_formula(
     try:
         drop = missing == "drop"
         with phase("read levels", None, progressbar):
-            learned = learn(parsed, source, weight=weights, drop=drop)
+            learned = learn(parsed, source, weight=weights, drop=drop, matrices=matrices)
         if by_class:
             learned = learned._replace(encoding=learned.encoding.by_class())
         made = _read(learned, source, weights, drop, store, overwrite, dtype, progressbar)
@@ -442,7 +447,8 @@ def _read(
     # An unfinished store is not continued if rows are dropped, since its rows then do not tell
     # how far the table was read, nor with weights, whose check needs the weights of all rows.
     resumable = not drop and weight is None
-    identity = identity_of(source, encoding.formula, encoding.others, dtype) if resumable else None
+    known = (encoding.formula, encoding.others, [factor.neighbours for factor in encoding.factors])
+    identity = identity_of(source, *known, dtype) if resumable else None
     group = encoding.largest_group
     made = write_store(rows, store, overwrite, progressbar, sort_by=group, identity=identity)
     return TableRows(made, learned.dropped)

@@ -441,7 +441,8 @@ class Evaluated:
         if number not in self._coded:
             factor = self._factors[number]
             expression = Expression(factor.expression)
-            self._coded[number] = self._places(expression, factor.label, factor.levels, True)
+            lenient = factor.neighbours is None
+            self._coded[number] = self._places(expression, factor.label, factor.levels, lenient)
         return self._coded[number]
 
     def _places(

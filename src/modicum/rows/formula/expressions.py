@@ -47,6 +47,7 @@ ARGUMENTS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(EXTREMES, (2, 100)),
     **{"where": (3, 3), "clip": (2, 3), "I": (1, 1), "Q": (1, 1), "C": (1, 4)},
     **{"s": (1, 7), "te": (1, 5)},
+    **{"rw": (1, 3), "car": (1, 2)},
     "censoring": (1, 1),
 }
 KEYWORDS = {
@@ -54,7 +55,9 @@ KEYWORDS = {
     "C": ("contrasts", "levels", "spans_intercept"),
     "s": ("k", "bs", "by", "lower_bound", "upper_bound", "extrapolation"),
     "te": ("k", "extrapolation"),
+    "rw": ("lower_bound", "upper_bound"),
 }
+OF_LEVELS = ("C", "rw", "car")  # what they do to levels is read by their owner, not computed
 VARIABLES = {"s": (1, 1), "te": (2, 3)}  # of a smooth, at least and at most
 # Names of the codes of `censoring(column)`, which is how a formula reads cens(column).
 CENSORING = {"none": 0, "right": 1, "left": -1, "interval": 2}
@@ -193,7 +196,9 @@ call functions by name only, as in log(x): compute such a column first.
 
     @property
     def label(self) -> str:
-        """The name of the expression in column names; of a smooth, without its settings."""
+        """The name of the expression in column names; of smooths, without their settings."""
+        if self.structured is not None:
+            return f"{function_of(self.structured)}({self.inner.text})"
         if self.smooth is not None:
             by = [] if self.by is None else [f"by={self.by}"]
             return f"{function_of(self.smooth)}({', '.join([*self.variables, *by])})"
@@ -209,6 +214,35 @@ call functions by name only, as in log(x): compute such a column first.
         """The call of a smooth, if the expression is one."""
         call = self._call
         return None if call is None or function_of(call) not in SMOOTHS else call
+
+    @cached_property
+    def structured(self) -> ast.Call | None:
+        """The call of ``rw(t)`` or ``car(region, W)``, if the expression is one."""
+        call = self._call
+        return None if call is None or function_of(call) not in ("rw", "car") else call
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether it has coefficients with an sd of their own: a smooth, or neighbours."""
+        return self.smooth is not None or self.structured is not None
+
+    @property
+    def regions(self) -> str | None:
+        """The name of the table of neighbours in ``car(region, W)``."""
+        call = self.structured
+        if call is None or function_of(call) != "car":
+            return None
+        return Expression(self.source(call.args[1])).bare or str(constant_of(call.args[1]))
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """The bounds of a random walk, where they are given."""
+        words = {word.arg: word.value for word in getattr(self.structured, "keywords", ())}
+        given = [words.get(word) for word in KEYWORDS["rw"]]
+        low, high = (None if node is None else constant_of(node) for node in given)
+        if isinstance(low, str) or isinstance(high, str):
+            raise SettingError(f"{self.text}: the bounds of a random walk must be numbers.")
+        return low, high
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -283,6 +317,8 @@ call functions by name only, as in log(x): compute such a column first.
     @property
     def inner(self) -> Expression:
         """The expression whose values may be levels: the argument of C(...), or this one."""
+        if self.structured is not None:
+            return Expression(self.source(self.structured.args[0]))
         return self if self.categorical is None else self.categorical.inner
 
     @property
@@ -302,17 +338,17 @@ call functions by name only, as in log(x): compute such a column first.
         return PLACEHOLDER.sub(lambda m: f"`{self._quoted[int(m[1])]}`", ast.unparse(node))
 
     def _walk(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yield all nodes except function names and the contrasts and levels of C(...)."""
+        """Yield all nodes except function names, contrasts, levels of C(...) and matrices."""
         yield node
         for child in ast.iter_child_nodes(node):
             if isinstance(node, ast.Call) and child is node.func:
                 continue
             if (
                 isinstance(node, ast.Call)
-                and function_of(node) == "C"
+                and function_of(node) in OF_LEVELS
                 and child is not node.args[0]
             ):
-                continue  # read by `categorical`
+                continue  # read by `categorical`, `regions` and `ends`
             yield from self._walk(child)
 
     def _check(self, node: ast.AST) -> None:
@@ -349,7 +385,7 @@ call functions by name only, as in log(x): compute such a column first.
 
     def _check_call(self, call: ast.Call) -> None:
         name = function_of(call)
-        names = (*ROW_BY_ROW, *STATEFUL, "C", "I", "Q")
+        names = (*ROW_BY_ROW, *STATEFUL, *OF_LEVELS, "I", "Q")
         if name is None:
             raise SettingError(
                 f"the formula holds {self.source(call)[:80]!r}, but formulas call functions by "
@@ -376,13 +412,20 @@ call functions by name only, as in log(x): compute such a column first.
             self._check_arguments(name, call)
         if name == "C" and len(call.args) > 2:
             raise SettingError(f"{self.text}: C takes levels by name, as in C(x, levels=[...]).")
-        if name in ("C", *SMOOTHS) and call is not self.tree:
+        if name in (*OF_LEVELS, *SMOOTHS) and call is not self.tree:
             raise SettingError(f"{self.text}: {name}(...) cannot be part of another expression.")
         if name in SMOOTHS and not VARIABLES[name][0] <= len(call.args) <= VARIABLES[name][1]:
             raise SettingError(
                 f"{self.text}: {name} takes {'one column' if name == 's' else 'two or three'}, and "
                 "its settings by name, as in s(x, k=10) and te(x, z, k=5)."
             )
+        if name == "car" and len(call.args) < 2:
+            raise SettingError(
+                f"{self.text}: car takes a column of regions and the name of a table of "
+                "neighbours, as in car(region, W), with matrices={'W': pairs}."
+            )
+        if name == "rw" and len(call.args) > 1:
+            raise SettingError(f"{self.text}: rw takes one column, and its bounds by name.")
         if name == "Q" and not isinstance(call.args[0], ast.Constant):
             raise SettingError("Q(...) takes the name of a column in quotation marks.")
 

@@ -255,7 +255,7 @@ class _Interpreter:
         bounds = [state.get(w, words.get(w)) for w in ("lower_bound", "upper_bound")]
         if name == "bs":
             self._require_range(name, data, words, *bounds)
-        with _explained(text):
+        with explained(text):
             if text not in self.states and self.learn is not None:
                 self.states[text] = self.learn(name, data, options, words)
             if self.learn is not None and name not in SINGLE:
@@ -288,7 +288,7 @@ class _Interpreter:
         x = np.stack(np.broadcast_arrays(*columns), axis=-1)
         words = {"k": 10 if name == "s" else 5} | self._words(call, [], besides=("by",))
         self._require_state(text)
-        with _explained(text):
+        with explained(text):
             by = self._levels(text)
             if text not in self.states and self.learn is not None:
                 if not np.all(np.isfinite(x)):
@@ -363,7 +363,7 @@ class _Interpreter:
 
 
 @contextmanager
-def _explained(text: str) -> Iterator[None]:
+def explained(text: str) -> Iterator[None]:
     """Say why a transform cannot be computed."""
     try:
         yield

@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, suggestion
 from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import WeightCheck, reads_as_number
 from modicum.rows.coding import Level, level_key
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
-from modicum.rows.formula.interpreter import ColumnArray, evaluate, level_array
+from modicum.rows.formula.interpreter import ColumnArray, evaluate, explained, level_array
+from modicum.rows.formula.neighbours import read_regions, steps, walk
 from modicum.rows.formula.parsing import COUNT, Formula
 from modicum.rows.formula.smooths import State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
@@ -57,6 +58,7 @@ def learn(
     *,
     weight: str | None = None,
     drop: bool = False,
+    matrices: Mapping[str, object] | None = None,
 ) -> Learned:
     """Learn the encoding of a formula from a source, by reading it once.
 
@@ -73,6 +75,8 @@ def learn(
         A column of weights.
     drop
         Whether rows with missing values are dropped.
+    matrices
+        Tables of neighbours, by the names that the formula has for them.
     """
     fields: dict[str, tuple[str, ...]] = {name: (e.text,) for name, e in formula.fields}
     if formula.offsets:
@@ -80,7 +84,7 @@ def learn(
     if weight is not None:
         fields["weight"] = (Expression.column(weight).text,)
     counted = [name.removeprefix(COUNT) for name in fields if name.startswith(COUNT)]
-    reading = _Reading(formula, fields, source, weight, drop)
+    reading = _Reading(formula, fields, source, weight, drop, matrices)
     reading.read()
     factors = [reading.factor(expression) for expression in reading.factors]
     number = {factor.expression: i for i, factor in enumerate(factors)}
@@ -119,7 +123,10 @@ class _Reading:
         source: Source,
         weight: str | None,
         drop: bool,
+        matrices: Mapping[str, object] | None,
     ) -> None:
+        self._regions = read_regions(matrices)
+        _check_regions(formula, self._regions)
         self._source, self._weight, self._drop = source, weight, drop
         self.factors = formula.factors
         self.groupings = GroupingLevels(formula.groups, from_csv=source.written)
@@ -157,7 +164,7 @@ class _Reading:
 
     def _has_levels(self, expression: Expression) -> bool:
         """Whether an expression's values are levels, judging by its column or its first rows."""
-        if expression.categorical is not None:
+        if expression.inner is not expression:
             return True
         if expression.bare is not None:
             return self.kinds[expression.bare] != "number"
@@ -268,6 +275,8 @@ class _Reading:
     def factor(self, expression: Expression) -> Factor:
         """Return the encoding of a factor."""
         text, label = expression.text, expression.label
+        if expression.structured is not None:
+            return self._structured(expression)
         if expression in self._values:
             call = expression.categorical
             contrast = None if call is None else call.contrast
@@ -284,6 +293,40 @@ class _Reading:
         return Factor(
             text, label, names, spans=value.spans, local=min(expression.local, len(names))
         )
+
+    def _structured(self, expression: Expression) -> Factor:
+        """Return the encoding of a random walk, or of regions with neighbours."""
+        label, levels = expression.label, tuple(self._values[expression].values())
+        if expression.regions is not None:
+            regions, occurring = self._regions[expression.regions], self._occurring.get(expression)
+            if occurring is not None:
+                levels = tuple(level for level in levels if level_key(level) in occurring)
+            levels, neighbours = regions.around(expression.inner.text, levels)
+        else:
+            with explained(expression.text):
+                levels = self._in_order(expression, levels)
+                neighbours = walk(levels)
+        first = [str(levels[part[0]]) for part in neighbours.parts[1:]]
+        plain = tuple(f"{label}[part of {level}]" for level in first)
+        blocks = ((label, len(levels) - 1 - len(plain)),)
+        return Factor(expression.text, label, plain, levels, blocks=blocks, neighbours=neighbours)
+
+    def _in_order(self, expression: Expression, levels: tuple[Level, ...]) -> tuple[Level, ...]:
+        """Return the levels of a random walk in order; refuse text that has none."""
+        column = expression.inner.text
+        low, high = expression.ends
+        numbers = [level for level in levels if isinstance(level, int | float)]
+        if len(numbers) == len(levels) and not self._keeps_order(expression):
+            return steps(numbers, low, high)
+        if low is not None or high is not None:
+            raise ValueError(f"bounds are for numbers, and {column!r} holds categories")
+        if not self._keeps_order(expression) or self._is_alphabetical(expression, levels):
+            raise DataError(
+                f"the levels of {column!r} are text in no order that is known, and "
+                f"{expression.text} goes from each to the next: make the column numbers, or an "
+                "ordered category, as pd.Categorical(column, [first, ..., last], ordered=True)."
+            )
+        return levels
 
     def outcome(self, expression: Expression, counted: Sequence[str]) -> EncodedOutcome:
         """Return the encoding of the outcome; of counts, with the names of the other classes."""
@@ -311,3 +354,21 @@ class _Reading:
             return False
         kind = None if column is None else self._source.types([column])[0]
         return not all(map(reads_as_number, texts)) and not getattr(kind, "ordered", False)
+
+
+def _check_regions(formula: Formula, regions: Mapping[str, object]) -> None:
+    """Refuse tables of neighbours that are not there, or that the formula does not use."""
+    used = {factor.regions: factor.text for factor in formula.factors if factor.regions is not None}
+    for name, text in used.items():
+        if name not in regions:
+            raise SettingError(
+                f"{text} names a table of neighbours that was not given{suggestion(name, regions)}:"
+                f" pass matrices={{{name!r}: pairs}} to mo.fit, or --matrix {name}=FILE on the "
+                "command line."
+            )
+    for name in regions:
+        if name not in used:
+            raise SettingError(
+                f"matrices holds {name!r}, which the formula does not use: write car(region, "
+                f"{name}) there, or leave it out."
+            )

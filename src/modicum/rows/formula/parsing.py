@@ -227,17 +227,19 @@ def _check_smooths(predictor: ParsedPredictor, groups: Sequence[ParsedGroup]) ->
     own = [group for group in groups if group.parameter == predictor.parameter]
     slopes = [tuple(map(Expression, slope)) for group in own for slope in group.slopes]
     terms = predictor.terms
-    labels = [factor.label for term in terms for factor in term if factor.smooth is not None]
+    labels = [factor.label for term in terms for factor in term if factor.is_pooled]
     for label in {label for label in labels if labels.count(label) > 1}:
         raise SettingError(f"the formula has the smooth {label} twice: leave one of them out.")
     for term in [*terms, *slopes]:
-        smooth = next((factor for factor in term if factor.smooth is not None), None)
+        smooth = next((factor for factor in term if factor.is_pooled), None)
         if smooth is None:
             continue
         if len(term) > 1 or term in slopes:
             raise SettingError(
                 f"the smooth {smooth.text} must be a term of its own: write s(x, by=f) for one "
                 "curve for each level of f, and te(x, z) for a surface."
+                if smooth.smooth is not None
+                else f"{smooth.text} must be a term of its own: leave the interaction out."
             )
         means = {t[0].inner.bare for t in terms if len(t) == 1} | {g.group[-1] for g in own}
         if smooth.by is not None and smooth.by not in means:

@@ -19,6 +19,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.rows.coding import Array, CodedTerm, Coding, Level, level_names
 from modicum.rows.formula.expressions import Contrast
+from modicum.rows.formula.neighbours import Neighbours
 from modicum.rows.levels import code_field
 
 Scoped: TypeAlias = tuple[int, bool]
@@ -55,6 +56,8 @@ class Factor:
     blocks
         Of a smooth, name and size of each block of columns whose coefficients have a common,
         estimated standard deviation; they come after `columns`.
+    neighbours
+        Of levels that resemble their neighbours, which those are; they have the columns then.
     """
 
     expression: str
@@ -65,14 +68,17 @@ class Factor:
     spans: bool = False
     local: int = 0
     blocks: tuple[tuple[str, int], ...] = ()
+    neighbours: Neighbours | None = None
 
     def __post_init__(self) -> None:
+        if self.neighbours is not None and self.neighbours.size != len(self.levels):
+            raise ValueError("a factor has neighbours of other levels")
         if self.local > len(self.columns):
             raise ValueError("a factor has fewer columns than a row uses")
 
     def coded(self, reduced: bool) -> bool:
         """Whether the factor is held as a code."""
-        return bool(self.levels) and not (reduced and self.contrast)
+        return bool(self.levels) and not self.neighbours and not (reduced and self.contrast)
 
     def names(self, reduced: bool) -> tuple[str, ...]:
         """Names of the factor's columns."""
@@ -93,6 +99,8 @@ class Factor:
 
     def matrix(self, reduced: bool) -> Array:
         """Return the numbers in the factor's columns, one row per level."""
+        if self.neighbours is not None:
+            return self.neighbours.matrix
         if reduced and self.contrast:
             return self.contrast.matrix(self.levels)[0]
         return np.eye(len(self.levels))[:, int(reduced) :]
