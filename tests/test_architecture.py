@@ -45,9 +45,9 @@ ORDER = (  # from the top down; packages on one line may use each other
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_600,
-    "rows": 6_900,
+    "rows": 6_950,
     "methods": 6_500,
-    "posterior": 5_880,
+    "posterior": 5_900,
     "kernels": 3_790,
     "passes": 3_010,
     "": 3_350,
