@@ -16,6 +16,7 @@ from helpers.targets import location
 from modicum.kernels.designs import Uniform, UniformTables
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
+from modicum.kernels.whitening import Whitening
 from modicum.models import Target
 
 GROUPS = 20  # groups of chains, whose scatter gives the Monte Carlo error
@@ -44,8 +45,7 @@ def composed(method, target=None, kernel=StochasticGradientKernel, design=None, 
 def context_of(target, tables=None, arrays=()):
     d = target.c.shape[1]
     return StochasticGradientContext(
-        point=jnp.zeros(d),
-        factor=jnp.ones(()),
+        Whitening(jnp.zeros(d), jnp.ones(())),
         start=jnp.asarray(target.mean),
         spread=jnp.zeros(()),
         n=jnp.asarray(target.n),

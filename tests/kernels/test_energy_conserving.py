@@ -18,6 +18,7 @@ from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyCon
 from modicum.kernels.likelihood_estimates import EMPTY, BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.moves import AdaptationFlags, HMCMove
 from modicum.kernels.protocols import Proxy
+from modicum.kernels.whitening import Whitening
 from modicum.methods.ecs.subsample import refresh_acceptance
 
 SLOW = pytest.mark.slow
@@ -64,7 +65,7 @@ def begin(kernel, key, d, context):
 def context_of(n, design=Uniform(), weights=None):  # noqa: B008
     tables = UniformTables(n) if design == Uniform() else weight_tables(weights)
     return EnergyConservingContext(
-        proxy=Proxy(np.zeros(1), np.eye(1), np.zeros(1), -np.eye(1)),
+        proxy=Proxy(Whitening(np.zeros(1), np.eye(1)), np.zeros(1), -np.eye(1)),
         design=jax.tree.map(np.asarray, tables),
         estimator=BlockPoissonTables(np.asarray(0.2)),
         constant=np.asarray(7.0),

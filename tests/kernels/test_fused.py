@@ -258,7 +258,7 @@ def test_a_gpu_takes_a_split_integrator(plan, monkeypatch, a_gpu):
     assert tuning["integrator"]["value"] == "split"
     for setting in ({"expert": mo.ECSExpert(integrator="leapfrog")}, {"inner": "nuts"}):
         assert mo.HMCECS(**setting).with_integrator(plan.kernel, plan.context)[0] is plan.kernel
-    other = plan.context._replace(proxy=plan.context.proxy._replace(warp=()))
+    other = plan.context._replace(proxy=plan.context.proxy.mapped(warp=()))
     kernel, tuning = mo.HMCECS().with_integrator(plan.kernel, other)
     assert not kernel.move.split
     assert "not normal" in tuning["integrator"]["why"]
@@ -278,9 +278,9 @@ def test_where_there_is_no_gpu_nothing_changes(plan):
         (lambda k, c: (replace(k, estimator=None), c), "not the perturbed estimator"),
         (lambda k, c: (replace(k, control_variate=None), c), "a single linear predictor"),
         (lambda k, c: (k, c._replace(proxy=c.proxy._replace(B=np.eye(5)))), "second order"),
-        (lambda k, c: (k, c._replace(proxy=c.proxy._replace(warp=()))), "prior is not normal"),
+        (lambda k, c: (k, c._replace(proxy=c.proxy.mapped(warp=()))), "prior is not normal"),
         (
-            lambda k, c: (k, c._replace(proxy=c.proxy._replace(point=np.zeros(600)))),
+            lambda k, c: (k, c._replace(proxy=c.proxy.mapped(point=np.zeros(600)))),
             "more than 512",
         ),
         (lambda k, c: (_of_family(k, mo.models.Probit()), c), "GPU programs lack"),

@@ -22,6 +22,7 @@ from modicum.kernels.stochastic_gradient import (
     StepFlags,
     StochasticGradientKernel,
 )
+from modicum.kernels.whitening import Whitening
 from modicum.models import Target
 from modicum.passes import anchor_at
 
@@ -267,8 +268,7 @@ def context_for(estimator, target):
     if isinstance(estimator, Taylor):
         anchor = anchor_at(sums_of(target.model, target.rows)[0], target.mean)
         return context._replace(
-            point=jnp.asarray(anchor.point),
-            factor=jnp.asarray(anchor.factor),
+            where=Whitening.about(anchor.point, anchor.factor),
             start=jnp.zeros(2),
             estimator=estimator.arrays(anchor),
         )

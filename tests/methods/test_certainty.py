@@ -156,7 +156,7 @@ def test_the_gradient_of_a_batch_is_unbiased(six, left_in, right, x64):
     rows = six.rows.take(certain.row_ids) | {"probability": np.ones(2)}
     nothing = jnp.zeros(())
     context = StochasticGradientContext(
-        *(six.proxy.point, six.proxy.factor, nothing, nothing, nothing, ()),
+        *(six.proxy.where, nothing, nothing, nothing, ()),
         estimator.arrays(six.anchor, rows),
     )
     assert estimator.certain_rows(context) == 2
@@ -168,7 +168,7 @@ def test_the_gradient_of_a_batch_is_unbiased(six, left_in, right, x64):
     )
 
     def log_posterior(z):
-        t = six.proxy.point + six.proxy.factor @ z
+        t = six.proxy.where.unwhiten(z)
         values = six.target.log_likelihood(t, six.rows.slice(0, 6))
         return values.sum() + six.target.log_prior(t)
 

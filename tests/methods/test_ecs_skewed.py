@@ -87,7 +87,7 @@ def test_chains_that_run_into_walls_are_seen_before_the_run(post, rows, monkeypa
     assert [doubt.code for doubt in post.warnings] == ["separation"]
     monkeypatch.setattr(short_chains, "may_be_curved", lambda task, anchor: False)
     plan, _ = planned(MODEL, rows, mo.HMCECS())
-    assert plan.context.proxy.curves is None
+    assert plan.context.proxy.where.curves is None
     assert "skewed axes" not in plan.tuning
     assert [note.code for note in plan.notes] == ["separation", "posterior-not-normal"]
     assert "hardly moved" in plan.notes[1].sentence

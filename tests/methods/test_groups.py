@@ -5,7 +5,7 @@ import pytest
 
 import modicum as mo
 from helpers.targets import TIMES, mean_and_error, means_apart, quick, sums_of
-from modicum.kernels import energy_conserving
+from modicum.kernels.whitening import Whitening
 from modicum.passes import anchor_at_mode
 
 M, P, G = mo.models, mo.priors, mo.models.GroupTerm
@@ -74,10 +74,8 @@ def test_a_scale_that_data_hardly_tell_from_0_is_right(posterior, truth):
 @pytest.mark.slow
 def test_a_map_without_its_volume_is_noticed(truth, monkeypatch):
     """Negative control: scaled effects without the Jacobian in the density."""
-    right = energy_conserving.straighten
-    monkeypatch.setattr(
-        energy_conserving, "straighten", lambda z, proxy: (right(z, proxy)[0], 0.0 * z[0])
-    )
+    right = Whitening.straighten
+    monkeypatch.setattr(Whitening, "straighten", lambda own, z: (right(own, z)[0], 0.0 * z[0]))
     wrong = mo.HMCECS(
         target_accept=0.9, expert=mo.ECSExpert(trajectory=1.1999)
     )  # compiled separately

@@ -157,7 +157,7 @@ def silent_level(family, sd):
     of_row, along = map(np.asarray, rows_along_levels(x, curves))
     own = (of_row == len(curves.lines) - 1) & (along != 0)
     b, y = along[own], np.asarray(model.outcome(batch), float)[own]
-    eta = np.asarray(x @ np.asarray(about.point))[own]
+    eta = np.asarray(x @ np.asarray(about.where.point))[own]
 
     def exact(v):
         e = np.multiply.outer(v, b)

@@ -11,7 +11,6 @@ import pytest
 import modicum as mo
 from helpers.targets import means_apart, sums_of
 from modicum.kernels.control_variates import control_variate, proxy
-from modicum.kernels.whitening import straighten
 from modicum.linalg.arrow import ArrowCholesky, ArrowFactor, ArrowMatrix
 from modicum.models import target as targets
 from modicum.passes import anchor_at_mode
@@ -94,7 +93,7 @@ def density(target, anchor, t, cut=1.0):
     """Return log density and gradient at r = t* + L z: proxy, residuals, log-Jacobian."""
     batch = crossed()[1].take(np.arange(64)) | {"probability": np.full(64, 0.1)}
     form = proxy(anchor, target, 2)
-    if form.arrow is not None:
+    if form.where.arrow is not None:
         form = form._replace(B=form.B * cut)
     value, slope = _density(control_variate(target, 2), anchor.whiten(t), form, batch)
     L = np.column_stack([anchor.factor @ unit for unit in np.eye(len(t))])
@@ -104,7 +103,7 @@ def density(target, anchor, t, cut=1.0):
 @partial(jax.jit, static_argnums=0)
 def _density(cv, z, form, batch):
     def log(z):
-        s, growth = straighten(z, form)
+        s, growth = form.where.straighten(z)
         residuals = cv.values(cv.cache(batch, form), s, form)
         return cv.log_proxy(s, form) + jnp.sum(residuals) + growth
 

@@ -92,7 +92,7 @@ def test_numpy_and_compiled_code_agree_on_the_log_density_of_the_proxy():
     task = task_of(model_for(rows, "logistic", None, "explicit").model, rows)
     with jax.enable_x64(True):
         weights = weigh(StudySettings(), task, task.anchor_at_mode())
-        about = replace(weights.about, proxy=weights.about.proxy._replace(warp=None))
+        about = replace(weights.about, proxy=weights.about.proxy.mapped(warp=None))
         z = rng.normal(size=(50, task.target.size))
         compiled = np.asarray(log_proxies(about.control_variate, about.proxy, z))
     np.testing.assert_allclose(about.log_proxy(z), compiled, rtol=1e-9)

@@ -146,11 +146,11 @@ def test_lp_is_the_log_posterior_of_all_rows(post, rows):
 def test_nuts_moves_along_the_curves(rows, monkeypatch):
     task = task_of(MODEL, rows)
     plan = mo.NUTS().plan(task)
-    assert plan.context.curves is not None
+    assert plan.context.where.curves is not None
     assert plan.tuning["skewed axes"]["value"] == 1
-    assert mo.NUTS(step_size=0.3).plan(task_of(MODEL, rows)).context.curves is None
+    assert mo.NUTS(step_size=0.3).plan(task_of(MODEL, rows)).context.where.curves is None
     task.known[curves_on_all_rows] = None  # as if draws had been weighted and no axis were skewed
-    assert mo.NUTS().plan(task).context.curves is None
+    assert mo.NUTS().plan(task).context.where.curves is None
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def collapsed_error(model, rows, tuned, bound=None, spoil=lambda context: contex
 @partial(jax.jit, static_argnums=0)
 def _sums_at(bounded, z, t, batch, context):
     """Return the collapsed sum, and sums over rows: bounds and prior, prior, gaps, log L."""
-    target, cached = bounded.target, bounded.cache(batch, context.point)
+    target, cached = bounded.target, bounded.cache(batch, context.where.point)
     predictors = target.model.predictor_vector(target.unravel(t), cached.fields)
     each = bounded.bound.log_bound(predictors, cached.fields["y"], cached.tight)
     prior = target.log_prior(t)

@@ -7,8 +7,7 @@ from scipy import stats
 
 import modicum as mo
 from helpers.refusals import refused
-from modicum.kernels.protocols import Proxy
-from modicum.kernels.whitening import straighten
+from modicum.kernels.whitening import Whitening
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.models import Target
 from modicum.models.covariances import correlations, partials_of
@@ -137,15 +136,15 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
     w = np.array([0.3, 0.7])
 
     @jax.jit
-    def both(z, proxy):
-        return *straighten(z, proxy), jax.jacobian(lambda z: straighten(z, proxy)[0])(z)
+    def both(z, maps):
+        return *maps.straighten(z), jax.jacobian(lambda z: maps.straighten(z)[0])(z)
 
     def moved(shared):
         into = np.linalg.inv(factor)[:, [*where, whole]]
         arrays = (where, np.zeros(2, int), ratio * w, [scale], [shared], into)
         warp = Warp(*map(np.asarray, arrays))
-        proxy = Proxy(at, factor, np.zeros(5), None, warp=warp)
-        s, growth, jacobian = map(np.asarray, both(z, proxy))
+        maps = Whitening(at, factor, warp=warp)
+        s, growth, jacobian = map(np.asarray, both(z, maps))
         assert float(growth) == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-10)
         return at + factor @ s
 

@@ -29,6 +29,7 @@ from modicum.errors import DataError
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.designs import WeightTables, weight_tables
 from modicum.kernels.protocols import Proxy
+from modicum.kernels.whitening import Whitening
 from modicum.ledger import Ledger
 from modicum.methods.weights import expected_residuals
 from modicum.models import Target
@@ -272,7 +273,7 @@ def expansion(sums: Sums, point: np.ndarray) -> Quadratic:
 
 def proxy_at(point: np.ndarray, factor: np.ndarray) -> Proxy:
     """Return a proxy for residuals at t = point + factor z, without sums over rows."""
-    return Proxy(jnp.asarray(point), jnp.asarray(factor), jnp.zeros(len(point)), None)
+    return Proxy(Whitening(jnp.asarray(point), jnp.asarray(factor)), jnp.zeros(len(point)), None)
 
 
 def keep(

@@ -48,31 +48,18 @@ from modicum.kernels.protocols import (
     RowRequest,
 )
 from modicum.kernels.slices import entry, take
-from modicum.kernels.whitening import (
-    Curves,
-    Warped,
-    is_straight,
-    straighten,
-    to_record,
-    unwhiten,
-)
-from modicum.linalg.arrow import ArrowFactor
+from modicum.kernels.whitening import Whitening
 from modicum.models.model import Batch
-from modicum.passes.anchor import Warp
 from modicum.runtime import Pytree
 
 
 class FullDataContext(NamedTuple):
     """Constant inputs of the kernel."""
 
-    point: jax.Array  # t*
-    factor: jax.Array  # L; 1 if there is an `arrow`
+    where: Whitening
     n: jax.Array  # number of rows
     data: Pytree  # the rows, in the form that the log-posterior takes
-    arrow: ArrowFactor | None = None  # L, where a factor has many levels
     starts: ModeStarts | None = None  # starting points if there are several modes
-    warp: Warp | None = None  # entries that a chain moves with a scale
-    curves: Curves | None = None  # curved axes, along which the posterior is skewed
 
 
 class FullDataState(NamedTuple):
@@ -91,13 +78,13 @@ class ModeStarts(NamedTuple):
     spread: jax.Array | None  # (modes, d, d): factor of the scatter about a mode; None: no scatter
 
 
-def exact_log_density(log_posterior: LogPosterior, whitening: Warped, data: Pytree) -> LogDensity:
+def exact_log_density(log_posterior: LogPosterior, where: Whitening, data: Pytree) -> LogDensity:
     """Return the log-density of a chain's coordinates, of which all rows are read."""
 
     def density(z: jax.Array) -> jax.Array:
-        s, growth = straighten(z, whitening)
-        log = log_posterior(unwhiten(s, whitening), data)
-        return log if is_straight(whitening) else log + growth
+        s, growth = where.straighten(z)
+        log = log_posterior(where.unwhiten(s), data)
+        return log if where.is_straight else log + growth
 
     return density
 
@@ -130,11 +117,11 @@ class FullDataKernel(Kernel[FullDataState, FullDataContext]):
     dense: bool = False
 
     def _log_density(self, context: FullDataContext) -> LogDensity:
-        return exact_log_density(self.log_posterior, context, context.data)
+        return exact_log_density(self.log_posterior, context.where, context.data)
 
     def init(self, key: jax.Array, batch: None, context: FullDataContext) -> FullDataState:
         """Start at a draw about the anchor, or about the mode assigned to this chain."""
-        size = context.point.shape[0]
+        size = context.where.point.shape[0]
         z = self.spread * jax.random.normal(key, (size,))
         if context.starts is not None:
             starts = context.starts
@@ -160,7 +147,7 @@ class FullDataKernel(Kernel[FullDataState, FullDataContext]):
             key, state.point, self._log_density(context), learned.step_size, learned.inverse_mass
         )
         adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
-        position, lp = to_record(point.position, point.logdensity, context)
+        position, lp = context.where.to_record(point.position, point.logdensity)
         draw = {
             "position": position,
             "lp": lp,
@@ -246,7 +233,7 @@ class DelayedAcceptanceKernel(Kernel[DelayedAcceptanceState, DelayedAcceptanceCo
         return self.surrogate.prepare(batch, context.surrogate)
 
     def _exact_log_density(self, z: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
-        return exact_log_density(self.log_posterior, context.surrogate.proxy, context.data)(z)
+        return exact_log_density(self.log_posterior, context.surrogate.proxy.where, context.data)(z)
 
     def init(
         self, key: jax.Array, batch: Pytree, context: DelayedAcceptanceContext
@@ -305,11 +292,11 @@ class DelayedAcceptanceKernel(Kernel[DelayedAcceptanceState, DelayedAcceptanceCo
         adaptation = adapt(
             learned, flags, z, rates, kernel.target_accept, longest_step(kernel.move)
         )
-        at, _ = straighten(z, context.surrogate.proxy)
+        at, _ = context.surrogate.proxy.where.straighten(z)
         values = kernel.control_variate.values(subsample, at, context.surrogate.proxy)
         described = (values, state.present, context.surrogate.estimator)
         estimate = kernel.estimator.combine(*described)
-        position, lp = to_record(z, exact, context.surrogate.proxy)
+        position, lp = context.surrogate.proxy.where.to_record(z, exact)
         draw = {
             "position": position,
             "lp": lp,

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from modicum.arrays import expansion
 from modicum.errors import SettingError
-from modicum.kernels.whitening import Whitening, unwhiten
+from modicum.kernels.whitening import Whitening
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.families import Logistic, Softmax, StudentT
 from modicum.models.model import BaseModel, Batch
@@ -127,8 +127,7 @@ class Collapsed(NamedTuple):
 class BoundSums(NamedTuple):
     """The anchor, and the bounds of all rows in whitened coordinates about it."""
 
-    point: jax.Array  # t*
-    factor: jax.Array  # L
+    where: Whitening
     rows: Collapsed
 
 
@@ -176,9 +175,9 @@ class BoundedRows:
         gap = self.bound.gap(self.predictors(fields, t), fields["y"], tight)
         return jnp.asarray(fields.get("weight", 1.0) * gap)
 
-    def log_ratio(self, cached: CachedRows, z: jax.Array, sums: Whitening) -> jax.Array:
+    def log_ratio(self, cached: CachedRows, z: jax.Array, sums: BoundSums) -> jax.Array:
         """Log-odds that a row is bright, log r_k = log(e^gap - 1), at whitened coordinates z."""
-        gap = self.gap(cached, unwhiten(z, sums))
+        gap = self.gap(cached, sums.where.unwhiten(z))
         gap = jnp.maximum(gap, SMALLEST_GAP)
         # Factored as e^gap (1 - e^-gap), since e^gap overflows where the bound is loose. 1 - e^-gap
         # costs a tenth of expm1, with a relative error below 1e-11.
@@ -187,7 +186,7 @@ class BoundedRows:
 
     def log_base(self, z: jax.Array, sums: BoundSums) -> jax.Array:
         """sum_k log B_k over all rows plus the log-prior, at whitened coordinates z."""
-        t = unwhiten(z, sums)
+        t = sums.where.unwhiten(z)
         constant, weight, value, slope, curvature = map(jnp.asarray, sums.rows)
         quadratic = value + z @ (slope + 0.5 * (curvature @ z))
         extras = t[self.target.size - len(self.target.linear.extras) :]
@@ -233,7 +232,7 @@ def whitened_sums(anchor: Anchor, collapsed: Collapsed) -> BoundSums:
     whitened = collapsed._replace(
         slope=L.T @ collapsed.slope, curvature=(curvature + curvature.T) / 2
     )
-    return BoundSums(*to_device((anchor.point, anchor.dense_factor, whitened)))
+    return BoundSums(Whitening.about(anchor.point, anchor.dense_factor), to_device(whitened))
 
 
 # The bounds of families -------------------------------------------------------------------

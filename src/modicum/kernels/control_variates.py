@@ -55,8 +55,8 @@ from modicum.kernels.expansion import (
 )
 from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
-from modicum.kernels.whitening import scaled, unwhiten
-from modicum.linalg.arrow import ArrowMatrix, Symmetric, in_two
+from modicum.kernels.whitening import Whitening
+from modicum.linalg.arrow import ArrowMatrix, Symmetric
 from modicum.linalg.columns import ModelMatrix
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import Batch
@@ -182,20 +182,19 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         return group_proxy(anchor, target, order)
     _, folded_gradient, folded_hessian = folded_prior(target, anchor.point)
     gradient = (anchor.A if order >= 1 else np.zeros_like(anchor.A)) + folded_gradient
-    L, arrow = in_two(anchor.factor)
+    where = Whitening.about(anchor.point, anchor.factor, anchor.warp(target))
     hessian: Symmetric | None
-    if arrow is not None:  # the sum is in t - t*
+    if where.arrow is not None:  # the sum is in t - t*
         hessian = anchor.B + folded_hessian if order >= 2 else folded_hessian
     else:
-        dense = anchor.dense_hessian
+        L, dense = anchor.dense_factor, anchor.dense_hessian
         curved = L.T @ ((dense if order >= 2 else np.zeros_like(dense)) + folded_hessian) @ L
         gradient = L.T @ gradient
         is_plain = np.abs(curved + np.eye(len(L))).max() <= ROUNDING
         hessian = None if is_plain else (curved + curved.T) / 2
     prior = None if target.exact_prior is None else target.exact_prior[1]
-    made = Proxy(*to_device((anchor.point, L, gradient, hessian, arrow, prior)))
-    made = made._replace(warp=anchor.warp(target))
-    if target.model.constrained and order == 2 and arrow is None:
+    made = Proxy(where, *to_device((gradient, hessian, prior)))
+    if target.model.constrained and order == 2 and where.arrow is None:
         return made._replace(bend=bend(target, anchor, [], np.zeros(0)))
     return made
 
@@ -224,7 +223,7 @@ def cached_rows(control_variate: ControlVariate[Pytree], batch: Batch, proxy: Pr
 def _quadratic(z: jax.Array, proxy: Proxy) -> jax.Array:
     if proxy.B is None:
         return z @ (proxy.a + 0.5 * -z)
-    if proxy.arrow is not None:
+    if proxy.where.arrow is not None:
         return _arrow_quadratic(z, proxy.a, proxy.B)
     return z @ (proxy.a + 0.5 * (proxy.B @ z))
 
@@ -250,7 +249,7 @@ def _with_exact(
     """Add the log-density of priors that are not part of the quadratic."""
     if prior is None:
         return total
-    return total + prior.log_density(unwhiten(z, proxy), proxy.prior)
+    return total + prior.log_density(proxy.where.unwhiten(z), proxy.prior)
 
 
 # A linear predictor -----------------------------------------------------------------------
@@ -320,13 +319,13 @@ class LinearTaylor:
 
     def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
         """Whiten the rows and expand f at their eta*."""
-        xp = namespace(proxy.point)
+        xp = namespace(proxy.where.point)
         x = self.matrix(batch)
         y = xp.asarray(self.model.outcome(batch), np.float64)
         likelihood_part = slice(None, self.target.size)  # hyperparameters come after
-        eta = x @ proxy.point[likelihood_part] + batch.get("offset", 0.0)
+        eta = x @ proxy.where.point[likelihood_part] + batch.get("offset", 0.0)
         cached = LinearRows(
-            rows=self._whitened(x, proxy) if proxy.arrow is None else self._columns(batch),
+            rows=self._columns(batch) if proxy.where.arrow else self._whitened(x, proxy),
             eta=eta,
             y=y,
             taylor=coefficients(self.model, eta, y).T,
@@ -346,7 +345,7 @@ class LinearTaylor:
         """x L, restricted to the parameters of the likelihood."""
         if proxy.row_factor is not None:
             return whitened(x.densely(), proxy.row_factor)
-        return x @ proxy.factor[: self.target.size]
+        return x @ proxy.where.factor[: self.target.size]
 
     def _columns(self, batch: Batch) -> Batch:
         """Return the fields that define the columns: dense columns and codes."""
@@ -465,7 +464,7 @@ class AutodiffTaylor:
         cached = AutodiffRows(fields, 1.0 / jnp.asarray(batch["probability"]))
         if not self.target.model.has_predictors:
             return cached
-        _, *taylor = weighted_derivatives(self.target, proxy.point, fields)
+        _, *taylor = weighted_derivatives(self.target, proxy.where.point, fields)
         return cached._replace(taylor=taylor)
 
     def values(self, cached: AutodiffRows, z: jax.Array, proxy: Proxy) -> jax.Array:
@@ -473,7 +472,7 @@ class AutodiffTaylor:
 
         The path from t* to t is straight in the coordinates of expansion.
         """
-        target, point, away = self.target, proxy.point, scaled(proxy.factor, z)
+        target, point, away = self.target, proxy.where.point, proxy.where.away(z)
         if proxy.bend is not None and proxy.bend.inverse is not None:
             target, (point, away) = target.of_coefficients, coefficients_away(target, z, proxy)
         path = partial(bent_path, point=point, away=away, bend=proxy.bend)
@@ -488,7 +487,7 @@ class AutodiffTaylor:
             total = total + bent_sum(self.target, z, proxy)
         if self.target.model.has_predictors:
             return _with_exact(total, self.prior, z, proxy)
-        return total + self.target.log_prior(unwhiten(z, proxy))
+        return total + self.target.log_prior(proxy.where.unwhiten(z))
 
 
 def _row_expansion(

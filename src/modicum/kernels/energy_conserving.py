@@ -40,7 +40,6 @@ from modicum.kernels.protocols import (
     number_of_rows,
 )
 from modicum.kernels.slices import entry, locate, starts, take
-from modicum.kernels.whitening import is_straight, straighten, to_record
 from modicum.models.model import Batch
 from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
 from modicum.runtime import Pytree
@@ -149,13 +148,13 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         proxy, cv = context.proxy, self.control_variate
 
         def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-            s, growth = straighten(z, proxy)
+            s, growth = proxy.where.straighten(z)
             values = cv.values(subsample, s, proxy)
             estimate = self.estimator.combine(*self._inputs(values, present, context))
             log = cv.log_proxy(s, proxy) + estimate.log  # eq. 4.1 within eq. 4.5, or eq. 5.1
             if context.certain is not None:
                 log += jnp.sum(cv.values(context.certain, s, proxy))
-            return (log if is_straight(proxy) else log + growth), values
+            return (log if proxy.where.is_straight else log + growth), values
 
         return density
 
@@ -175,12 +174,12 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
     ) -> EnergyConservingState:
         """Start at a draw about the anchor with a fresh subsample."""
         proxy = context.proxy
-        size = proxy.point.shape[0]
-        z = self.spread * normal(symmetric_uniforms(key, (size,), proxy.point.dtype))
+        size = proxy.where.point.shape[0]
+        z = self.spread * normal(symmetric_uniforms(key, (size,), proxy.where.point.dtype))
         counts = self.estimator.counts(key, self.blocks)
         subsample, owners = self.estimator.arrange(batch, counts)
         subsample = with_coreset(subsample, context)
-        at, _ = straighten(z, proxy)
+        at, _ = proxy.where.straighten(z)
         values = self.control_variate.values(subsample, at, proxy)
         log = self.estimator.combine(*self._inputs(values, owners != EMPTY, context)).log
         adaptation = start_adaptation(size, self.first_step, adapt_mass=False)
@@ -188,7 +187,7 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
 
     def chances(self, key: jax.Array, context: EnergyConservingContext) -> IterationChances:
         """Draw the random numbers of an iteration."""
-        point, count = context.proxy.point, 2 * self.refreshes
+        point, count = context.proxy.where.point, 2 * self.refreshes
         is_hmc = is_plain_hmc(self.move)
         of_move = path_size(point) if is_hmc else 0
         uniform = symmetric_uniforms(key, (count + of_move,), point.dtype)
@@ -236,7 +235,7 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         adaptation = adapt(
             learned, flags, point.position, rate, self.target_accept, longest_step(self.move)
         )
-        position, lp = to_record(point.position, point.logdensity, context.proxy)
+        position, lp = context.proxy.where.to_record(point.position, point.logdensity)
         inputs = self._inputs(values, present, context)
         estimate = self.estimator.combine(*inputs)
         draw = {
@@ -269,7 +268,7 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         The parts of all blocks are at the beginning of `fresh` (`rows_read`). Return the rows, the
         block of each slot, and the acceptance rate.
         """
-        at, _ = straighten(state.z, context.proxy)
+        at, _ = context.proxy.where.straighten(state.z)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
         first = starts(chances.counts)
 

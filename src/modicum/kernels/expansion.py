@@ -39,7 +39,7 @@ import numpy as np
 
 from modicum.arrays import as_either, is_numpy, namespace, power
 from modicum.kernels.protocols import Bend, Proxy
-from modicum.kernels.whitening import unwhiten
+from modicum.kernels.whitening import Whitening
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.covariances import entries_of
 from modicum.models.integrals import FlatGroups, NumPyGroups
@@ -107,7 +107,7 @@ def bent_sum(target: Target, z: jax.Array, proxy: Proxy) -> jax.Array:
     bend = proxy.bend
     if bend is None:
         return jnp.zeros(())
-    w, powers = proxy.factor[bend.where] @ z, len(bend.power)
+    w, powers = proxy.where.factor[bend.where] @ z, len(bend.power)
     v = _bent(w[:powers], bend.power)
     twice = jnp.sum(bend.power * bend.slope[:powers] * v**2)
     if bend.inverse is not None and bend.curved is not None:
@@ -120,8 +120,8 @@ def bent_sum(target: Target, z: jax.Array, proxy: Proxy) -> jax.Array:
 
 def coefficients_away(target: Target, z: jax.Array, proxy: Proxy) -> tuple[jax.Array, jax.Array]:
     """Return t* and t - t*, with coefficients in place of their free values."""
-    at = target.coefficients(proxy.point[: target.size])
-    return at, target.coefficients(unwhiten(z, proxy)[: target.size]) - at
+    at = target.coefficients(proxy.where.point[: target.size])
+    return at, target.coefficients(proxy.where.unwhiten(z)[: target.size]) - at
 
 
 def _bent(w: jax.Array, power: jax.Array) -> jax.Array:
@@ -185,8 +185,8 @@ def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | No
     variance = None if unit is None else as_either(np.asarray(unit))
     A, B = in_expansion_coordinates(target.likelihood, point, A, B, variance)
     A, B = A * (order >= 1), (B + B.T) / 2 * (order >= 2)
-    point, factor, A, B = to_device((anchor.point, anchor.factor, A, B))
-    return Proxy(point, factor, A, B, warp=anchor.warp(target), unit=unit)
+    where = Whitening.about(anchor.point, anchor.factor, anchor.warp(target))
+    return Proxy(where, to_device(A), to_device(B), unit=unit)
 
 
 def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax.Array | None:

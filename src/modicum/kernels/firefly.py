@@ -100,13 +100,14 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
 
     def prepare(self, batch: Batch, context: FlyContext) -> PreparedRows:
         """Find where the rows' bounds are tight, and keep the request's other arrays."""
-        rows = Bright(jnp.asarray(batch["number"]), self.bounded.cache(batch, context.bound.point))
+        cached = self.bounded.cache(batch, context.bound.where.point)
+        rows = Bright(jnp.asarray(batch["number"]), cached)
         return PreparedRows(rows, jnp.asarray(batch["chance" if "chance" in batch else "complete"]))
 
     def init(self, key: jax.Array, batch: PreparedRows, context: FlyContext) -> FlyState:
         """Start at a draw about the anchor with lights drawn there."""
         where_key, light_key = jax.random.split(key)
-        n, size = context.n, context.bound.point.shape[0]
+        n, size = context.n, context.bound.where.point.shape[0]
         z = self.spread * jax.random.normal(where_key, (size,))
         log_r = self.bounded.log_ratio(batch.rows.rows, z, context.bound)
         # divided by the probability with which the row became a candidate

@@ -24,7 +24,7 @@ from modicum.kernels.protocols import (
     StochasticGradientContext,
     number_of_rows,
 )
-from modicum.kernels.whitening import scaled, unwhiten
+from modicum.kernels.whitening import scaled
 from modicum.models import Target
 from modicum.models.model import Batch
 from modicum.passes import Anchor, Sums
@@ -108,7 +108,7 @@ class Minibatch(BaseGradientEstimator):
         target = _bound_target(self.target)
 
         def log_posterior(z: jax.Array) -> jax.Array:
-            t = unwhiten(z, context)
+            t = context.where.unwhiten(z)
             rows = {name: field for name, field in batch.items() if name != "probability"}
             values = target.log_likelihood(t, rows)
             return target.log_prior(t) + jnp.mean(values / batch["probability"])
@@ -215,7 +215,7 @@ class SVRG(Minibatch):
     ) -> Snapshot:
         """Take snapshots at the positions of all chains, (chain, d), by one pass."""
         z = jnp.asarray(z)
-        points = jax.vmap(lambda of_chain: unwhiten(of_chain, context))(z)
+        points = jax.vmap(context.where.unwhiten)(z)
         slopes = jnp.asarray(sums.gradients(np.asarray(points), "snapshot"))
         gradient = _full_gradients(_bound_target(self.target), slopes, points, context)
         return Snapshot(z, gradient.astype(z.dtype))
@@ -236,7 +236,7 @@ def _full_gradients(
     """Gradients of U in the chains' coordinates: -L'(sum_k grad l_k + grad log p)."""
 
     def of_chain(slope: jax.Array, t: jax.Array) -> jax.Array:
-        return -scaled(context.factor.T, slope + jax.grad(target.log_prior)(t))
+        return -scaled(context.where.factor.T, slope + jax.grad(target.log_prior)(t))
 
     return jax.vmap(of_chain)(slopes, points)
 

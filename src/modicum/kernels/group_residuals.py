@@ -29,7 +29,6 @@ from modicum.arrays import as_either, log_sum_exp, namespace
 from modicum.kernels.expansion import expansion_coordinates, in_expansion_coordinates
 from modicum.kernels.protocols import Proxy
 from modicum.kernels.slices import locate, starts
-from modicum.kernels.whitening import scaled
 from modicum.models import IntegratedEffects, Target
 from modicum.models.integrals import (
     GROUP_FIELDS,
@@ -257,7 +256,7 @@ class GroupTaylor:
             rows["row_weight"] = rows.pop("weight")
         size = jnp.asarray(batch["group_rows"])
         near, *expansion = jax.vmap(partial(self._expansion, proxy))(rows, size, centre)
-        eta = _linear(self.model, self.target.unravel(proxy.point), rows)
+        eta = _linear(self.model, self.target.unravel(proxy.where.point), rows)
         rows.pop("offset", None)  # it is part of eta
         return PaddedCache(rows, size, eta, near, scale, *expansion)
 
@@ -265,7 +264,7 @@ class GroupTaylor:
         self, flat: FlatGroups | NumPyGroups, centre: jax.Array, scale: jax.Array, proxy: Proxy
     ) -> FlatCache:
         """Cache flat groups, with JAX or NumPy."""
-        model, theta = self.model, self.target.unravel(proxy.point)
+        model, theta = self.model, self.target.unravel(proxy.where.point)
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
         near = model.integrands(theta, centre, flat)
         eta = model.linear(theta, flat.rows)
@@ -305,9 +304,9 @@ class GroupTaylor:
         if z.ndim == 2:
             return as_either(np.stack([np.asarray(self.values(cached, at, proxy)) for at in z]))
         if isinstance(cached, FlatCache):
-            return self._along_path(cached, scaled(proxy.factor, z), proxy)
-        model, away = self.model, scaled(proxy.factor, z)
-        theta = self.target.unravel(proxy.point + away)
+            return self._along_path(cached, proxy.where.away(z), proxy)
+        model, away = self.model, proxy.where.away(z)
+        theta = self.target.unravel(proxy.where.point + away)
         moved = self.target.unravel(away)
         e = _linear(model, moved, cached.rows)
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
@@ -315,7 +314,7 @@ class GroupTaylor:
         nodes = model.nodes_near(cached.near, *jax.lax.stop_gradient((T, shift)))
         exact = _likelihoods(self, (e, T, extras), nodes, cached)
         phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
-        step = phi(proxy.point + away) - phi(proxy.point)
+        step = phi(proxy.where.point + away) - phi(proxy.where.point)
         expansion = cached.value
         if self.order >= 1:
             expansion = expansion + cached.slope @ step
@@ -325,9 +324,9 @@ class GroupTaylor:
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """Return the quadratic in phi - phi* plus the log-prior."""
-        t = proxy.point + scaled(proxy.factor, z)
+        t = proxy.where.unwhiten(z)
         phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
-        away = phi(t) - phi(proxy.point)
+        away = phi(t) - phi(proxy.where.point)
         assert isinstance(proxy.B, jax.Array)
         return away @ (proxy.a + 0.5 * proxy.B @ away) + self.target.log_prior(t)
 
@@ -336,25 +335,26 @@ class GroupTaylor:
         self, proxy: Proxy, rows: Batch, size: jax.Array, centre: jax.Array
     ) -> tuple[Integrands, jax.Array, jax.Array, jax.Array]:
         """Expand one group at the anchor: its integrand, and l_j with derivatives in phi."""
-        model, theta = self.model, self.target.unravel(proxy.point)
+        model, theta = self.model, self.target.unravel(proxy.where.point)
         group = PaddedGroup(rows, size)
         near = model.integrands(theta, centre[None], group)
         nodes = model.nodes_near(near, model.covariance.factor(theta), 0.0)
         likelihood = self.target.likelihood
         present = jnp.ones(1, bool)
         value, A, B = curvature_sum(
-            likelihood, proxy.point[: likelihood.size], group, nodes, present
+            likelihood, proxy.where.point[: likelihood.size], group, nodes, present
         )
         others = (0, self.target.size - likelihood.size)  # standard deviations of explicit effects
         A, B = jnp.pad(A, others), jnp.pad(B, (others, others))
         alone = Integrands(near.pull[0], near.information[0], near.weighted)
-        return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B, proxy.unit)
+        in_phi = in_expansion_coordinates(self.target, proxy.where.point, A, B, proxy.unit)
+        return alone, value, *in_phi
 
     def _along_path(self, cached: FlatCache, away: jax.Array, proxy: Proxy) -> jax.Array:
         """Residuals of flat groups, expanded along phi - phi*."""
         model, target, flat = self.model, self.target, cached.flat
         T = self.factor_path(proxy, away)
-        theta, xp = target.unravel(proxy.point + away), namespace(away)
+        theta, xp = target.unravel(proxy.where.point + away), namespace(away)
 
         def shift(T: jax.Array, nodes: Nodes) -> jax.Array:
             return model.along_effects(flat.rows, flat.spread(nodes.v @ T.T))
@@ -370,7 +370,7 @@ class GroupTaylor:
             f1 = cached.slopes[0] * first
             f2 = cached.slopes[1] * first**2 + cached.slopes[0] * second
         else:
-            x, at = model.extras_of(target.unravel(proxy.point)), shift(T[0], cached.nodes)
+            x, at = model.extras_of(target.unravel(proxy.where.point)), shift(T[0], cached.nodes)
 
             def line(s: jax.Array) -> jax.Array:
                 others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
@@ -394,7 +394,7 @@ class GroupTaylor:
         """
         xp, unravel = namespace(away), self.target.unravel
         factor, unit = self.model.covariance.factor, proxy.unit
-        T, moved = factor(unravel(proxy.point)), factor(unravel(proxy.point + away))
+        T, moved = factor(unravel(proxy.where.point)), factor(unravel(proxy.where.point + away))
         S, then = T @ T.T, moved @ moved.T
         first, second = then - S, xp.zeros_like(S)
         if unit is not None:  # phi = c log(1 + s / c), of independent effects with variances s

@@ -393,7 +393,7 @@ class Friction(Integrator):
         z, p = state
         drag = p
         if self.in_parameters:  # C I of the parameters is C L'L of the coordinates
-            factor = context.factor
+            factor = context.where.factor
             drag, xi = scaled(factor.T, scaled(factor, p)), scaled(factor.T, xi)
         noise = jnp.sqrt(2 * (self.friction - self.noise) * h) * xi
         return IntegratorState(z, p - h * gradient - h * self.friction * drag + noise)
@@ -430,7 +430,7 @@ class Friction(Integrator):
         """
         squares: float | np.ndarray = 1.0
         if self.in_parameters:
-            factor = np.asarray(context.factor)
+            factor = np.asarray(context.where.factor)
             squares = np.sum(factor**2, axis=0) if factor.ndim == 2 else factor**2
         drawn_anew = 0.0
         if self.period is not None:

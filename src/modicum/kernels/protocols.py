@@ -13,11 +13,10 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 
-from modicum.kernels.whitening import Curves
-from modicum.linalg.arrow import ArrowFactor, ArrowMatrix
+from modicum.kernels.whitening import Whitening
+from modicum.linalg.arrow import ArrowMatrix
 from modicum.models import Target
 from modicum.models.model import Batch
-from modicum.passes.anchor import Warp
 from modicum.runtime import Pytree
 
 Draw: TypeAlias = dict[str, jax.Array]  # "position", and one number per statistic
@@ -242,18 +241,18 @@ class LevelCurves(NamedTuple):
 class Proxy(NamedTuple):
     """The anchor in whitened coordinates: sum q = C + a'z + z'Bz/2, without the constant C."""
 
-    point: jax.Array  # t*
-    factor: jax.Array  # L; 1 if there is an `arrow`, and the sum is then in s = t - t*, not in z
+    where: Whitening  # t* and L; with an arrow, the sum is in s = t - t*, not in z
     a: jax.Array
     B: jax.Array | ArrowMatrix | None  # None: -I, the result of whitening with the prior
-    arrow: ArrowFactor | None = None  # L, where a factor has too many levels to whiten rows
     prior: Pytree = None  # hyperparameters of the priors that are not part of the quadratic
-    warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
     unit: jax.Array | None = None  # unit of groups' variances (`expansion`)
     row_factor: RowFactor | None = None  # L in blocks; None: L itself
-    curves: Curves | None = None  # curved axes, along which the posterior is skewed
     levels: LevelCurves | None = None  # of rare levels, and other columns of few rows
+
+    def mapped(self, **maps: Pytree) -> Proxy:
+        """Return the same expansion for a chain with other maps, such as `curves`."""
+        return self._replace(where=self.where._replace(**maps))
 
 
 class ControlVariate(Protocol[Cached]):
@@ -299,8 +298,7 @@ def number_of_rows(cached: Pytree) -> int:
 class StochasticGradientContext(NamedTuple):
     """Constant inputs of a stochastic-gradient kernel, its integrator and gradient estimator."""
 
-    point: jax.Array  # t*
-    factor: jax.Array  # L
+    where: Whitening
     start: jax.Array  # where chains begin, in the chain's coordinates
     spread: jax.Array  # chains start at `start` plus this times a standard normal vector
     n: jax.Array  # number of rows

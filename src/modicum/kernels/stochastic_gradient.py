@@ -228,7 +228,7 @@ class StochasticGradientKernel(Kernel[StochasticGradientState, StochasticGradien
         start = context.start
         if self.random_start is not None:
             start_key, place_key = jax.random.split(place_key)
-            start = self.random_start(start_key).astype(start.dtype) - context.point
+            start = self.random_start(start_key).astype(start.dtype) - context.where.point
         away = jax.random.normal(place_key, start.shape, start.dtype)
         z = start + scaled(context.spread, away)
         return StochasticGradientState(

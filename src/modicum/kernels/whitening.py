@@ -20,15 +20,16 @@ to those before it, and leaves the volume as it is.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import namespace
-from modicum.linalg.arrow import ArrowFactor
+from modicum.linalg.arrow import ArrowFactor, Factor, in_two
 from modicum.passes.anchor import Warp
+from modicum.runtime import to_device
 
 FIRST, STEP, NODES = -6.0, 0.125, 97  # grid on which g is tabulated: from -6 to 6
 LEAST = 1e-12  # smallest slope of a curve, where rounding gives zero or less
@@ -64,84 +65,81 @@ def along_curves(u: jax.Array, curves: Curves) -> tuple[jax.Array, jax.Array]:
     return z, xp.sum(xp.log(xp.maximum(slope, LEAST)), axis=-1)
 
 
-class Whitening(Protocol):
-    """The map from the coordinates z in which a chain moves to the parameters: t = t* + L z."""
+class Whitening(NamedTuple):
+    """The maps from the coordinates z in which a chain moves to the parameters, one after another.
+
+    Code that deals with rows takes s, with t = t* + L s, and need not know about z. With an arrow
+    factor, of many levels, its product is formed only once, by `straighten`: s is t - t* itself,
+    and L is 1.
+    """
+
+    point: jax.Array  # t*
+    factor: jax.Array  # L: a matrix, a vector if it is diagonal, or a scalar c for c times I
+    arrow: ArrowFactor | None = (
+        None  # what z is multiplied by first, where a factor has many levels
+    )
+    warp: Warp | None = None  # entries that move with a scale
+    curves: Curves | None = None  # curved axes, along which the posterior is skewed
+
+    @classmethod
+    def about(
+        cls,
+        point: np.ndarray,
+        factor: Factor,
+        warp: Warp | None = None,
+        curves: Curves | None = None,
+    ) -> Whitening:
+        """Return the maps, on the device, for a factor of any form."""
+        return cls(*to_device((point, *in_two(factor), warp, curves)))
 
     @property
-    def point(self) -> jax.Array:
-        """t*."""
-        ...
+    def is_straight(self) -> bool:
+        """Whether `straighten` preserves volume."""
+        return self.warp is None and self.curves is None
 
-    @property
-    def factor(self) -> jax.Array:
-        """L: a matrix, a vector if it is diagonal, or a scalar c for c times I."""
-        ...
+    def straighten(self, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Map a chain's coordinates z to whitened coordinates s; return s and the log Jacobian."""
+        warp = self.warp
+        if self.curves is not None:  # L is then dense, and no entry moves with a scale
+            return along_curves(z, self.curves)
+        if self.arrow is not None:
+            return self._moved_entries(jnp.asarray(self.arrow @ z))
+        if warp is None:
+            return z, jnp.zeros(())
+        assert warp.into is not None
+        log_scale = self.factor[warp.scale] @ z  # relative to its anchor
+        away = self.factor[warp.where] @ z
+        moved, together, growth = _moved(log_scale, away, self.point[warp.where], warp)
+        return z + warp.into @ jnp.concatenate([moved, -together]), growth
 
+    def _moved_entries(self, away: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Like `straighten`, for an arrow factor; `away` is r - t*, whose entries are moved."""
+        warp = self.warp
+        if warp is None:
+            return away, jnp.zeros(())
+        assert warp.common is not None
+        effects = away[warp.where]
+        moved, together, growth = _moved(away[warp.scale], effects, self.point[warp.where], warp)
+        return away.at[warp.where].add(moved).at[warp.common].add(-together), growth
 
-class Warped(Whitening, Protocol):
-    """A whitening in which some entries may move with a scale, or axes may be curved."""
+    def away(self, s: jax.Array) -> jax.Array:
+        """t - t* = L s."""
+        return scaled(self.factor, s)
 
-    @property
-    def arrow(self) -> ArrowFactor | None:
-        """What z is multiplied by first, where a factor has many levels; None: nothing."""
-        ...
+    def unwhiten(self, s: jax.Array) -> jax.Array:
+        """t = t* + L s."""
+        return self.point + scaled(self.factor, s)
 
-    @property
-    def warp(self) -> Warp | None:
-        """The entries that move with a scale; None if there are none."""
-        ...
-
-    @property
-    def curves(self) -> Curves | None:
-        """The axes along which the posterior is skewed; None if all axes are straight."""
-        ...
+    def to_record(self, z: jax.Array, logdensity: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the whitened coordinates to record, and the log-density without the Jacobian."""
+        s, growth = self.straighten(z)
+        position = s if self.arrow is None else jnp.asarray(self.arrow.whitened(s))
+        return position, logdensity if self.is_straight else logdensity - growth
 
 
 def scaled(factor: jax.Array, z: jax.Array) -> jax.Array:
     """L z, for a factor L in any of the forms that `Whitening` allows."""
     return factor @ z if factor.ndim == 2 else factor * z
-
-
-def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
-    """t = t* + L z, of whitened coordinates, which `straighten` returns."""
-    return whitening.point + scaled(whitening.factor, z)
-
-
-def is_straight(whitening: Warped) -> bool:
-    """Whether `straighten` preserves volume."""
-    return whitening.warp is None and whitening.curves is None
-
-
-def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
-    """Map a chain's coordinates z to whitened coordinates s; return s and the log Jacobian.
-
-    Code that deals with rows takes s, with t = t* + L s, and need not know about z. With an arrow
-    factor, of many levels, its product is formed only once, here: s is t - t* itself, and L is 1.
-    """
-    warp = whitening.warp
-    if whitening.curves is not None:  # L is then dense, and no entry moves with a scale
-        return along_curves(z, whitening.curves)
-    if whitening.arrow is not None:
-        return _straighten_arrow(jnp.asarray(whitening.arrow @ z), whitening.point, warp)
-    if warp is None:
-        return z, jnp.zeros(())
-    assert warp.into is not None
-    log_scale = whitening.factor[warp.scale] @ z  # relative to its anchor
-    away = whitening.factor[warp.where] @ z
-    moved, together, growth = _moved(log_scale, away, whitening.point[warp.where], warp)
-    return z + warp.into @ jnp.concatenate([moved, -together]), growth
-
-
-def _straighten_arrow(
-    away: jax.Array, point: jax.Array, warp: Warp | None
-) -> tuple[jax.Array, jax.Array]:
-    """Like `straighten`, for an arrow factor; `away` is r - t*, whose entries are moved."""
-    if warp is None:
-        return away, jnp.zeros(())
-    assert warp.common is not None
-    effects = away[warp.where]
-    moved, together, growth = _moved(away[warp.scale], effects, point[warp.where], warp)
-    return away.at[warp.where].add(moved).at[warp.common].add(-together), growth
 
 
 def _moved(
@@ -161,13 +159,3 @@ def _moved(
     # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
     excess = warp.shared @ jnp.expm1(own_scale - growth)
     return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(excess))
-
-
-def to_record(
-    z: jax.Array, logdensity: jax.Array, whitening: Warped
-) -> tuple[jax.Array, jax.Array]:
-    """Return the whitened coordinates to record, and the log-density without the Jacobian."""
-    s, growth = straighten(z, whitening)
-    arrow = whitening.arrow
-    position = s if arrow is None else jnp.asarray(arrow.whitened(s))
-    return position, logdensity if is_straight(whitening) else logdensity - growth

@@ -248,7 +248,7 @@ def _density(weights: Weights) -> Density | None:
         return None
     if _has_scales(task):
         return nested_density(about)
-    plain = not task.grouped and about.proxy.warp is None and task.target.model.has_mode
+    plain = not task.grouped and about.proxy.where.warp is None and task.target.model.has_mode
     return normal_density(about) if plain else None
 
 

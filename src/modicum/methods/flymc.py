@@ -118,7 +118,7 @@ def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np
 @jit(static=0)
 def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array) -> jax.Array:
     """Return the probability that each row is bright at each point: 1 - B/L = 1 - e^-gap."""
-    rows = bounded.cache(batch, bound.point)
+    rows = bounded.cache(batch, bound.where.point)
     return jax.lax.map(lambda z: jax.nn.sigmoid(bounded.log_ratio(rows, z, bound)), pilot)
 
 

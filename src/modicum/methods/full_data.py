@@ -16,7 +16,7 @@ from modicum.errors import ModicumWarning, NoModeError, listed
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead, schedule, typical_step_size
 from modicum.kernels.protocols import Move
-from modicum.linalg.arrow import in_two
+from modicum.kernels.whitening import Curves, Whitening
 from modicum.methods.cost import slow_run
 from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
 from modicum.methods.skewed_axes import curves_on_all_rows, explain_curves
@@ -173,7 +173,7 @@ class _FullData(Method):
             first_step=self.step_size,
             starts=starts,
             warp=warp,
-            curves=None if curves is None else to_device(curves),
+            curves=curves,
         )
 
     def _composed(
@@ -187,12 +187,14 @@ class _FullData(Method):
         *,
         first_step: float | None = None,
         longer: int = 1,
-        **places: Pytree,
+        starts: ModeStarts | None = None,
+        warp: Warp | None = None,
+        curves: Curves | None = None,
     ) -> Plan:
         """Load the rows and compose the kernel.
 
         A `metric` is reported if it is given. Trajectories are `longer` than those of a whitened
-        posterior; `places` say where chains start and how coordinates are bent.
+        posterior.
         """
         log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         n = len(task.rows)
@@ -200,22 +202,19 @@ class _FullData(Method):
         evaluations = n * longer * self.gradients(task.target.size)
         work = f"{self.name.upper()} on all {n:,} rows"
         slow = slow_run(task, evaluations, work, "use fewer draws, or fewer rows")
-        factor, arrow = in_two(where.factor)
         return Plan(
             FullDataKernel(
                 log_posterior,
                 self.move(),
-                self._accept(places.get("warp")),
+                self._accept(warp),
                 first_step=first_step,
                 dense=(metric or self.metric) == "dense",
             ),
             FullDataContext(
-                point=to_device(where.point),
-                factor=to_device(factor),
-                arrow=to_device(arrow),
+                Whitening.about(where.point, where.factor, warp, curves),
                 n=to_device(np.asarray(n)),
                 data=chunks,
-                **places,
+                starts=starts,
             ),
             flags,
             where,

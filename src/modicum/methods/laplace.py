@@ -91,7 +91,7 @@ class WeighingPool:
 
     def __init__(self, weights: Weights, size: int) -> None:
         # Draws are absolute, not relative to scales.
-        proxy = weights.about.proxy._replace(warp=None)
+        proxy = weights.about.proxy.mapped(warp=None)
         self.about = replace(weights.about, proxy=proxy)
         rng = generator(self.about.task.seed, Stream.LAPLACE_ROWS)
         sampled, form = weights.sample(rng, size), self.about.control_variate

@@ -117,7 +117,7 @@ def expected_residuals(
     """
     if isinstance(control_variate, LinearTaylor):
         chunk_map, arguments = _linear_pass(sums, control_variate, proxy, pilot, by_draws)
-        if by_draws and proxy.arrow is None:
+        if by_draws and proxy.where.arrow is None:
             sums.enter("design", len(pilot), "density", passes=1)
         else:
             sums.enter("design", 1, "gradient", passes=1)
@@ -142,7 +142,7 @@ def _linear_pass(
 ) -> tuple[Callable[..., Array], Pytree]:
     """Return the function a pass maps over chunks of linear-predictor rows, and its arguments."""
     target = control_variate.target
-    if proxy.arrow is not None:
+    if proxy.where.arrow is not None:
         assert sums.target.arrow is not None
         levels = partial(_residuals_of_levels, control_variate, sums.target.arrow, by_draws)
         return levels, (proxy, jnp.asarray(pilot))
@@ -203,9 +203,9 @@ def _predictor_posterior(
     control_variate: LinearTaylor, proxy: Proxy, centre: np.ndarray
 ) -> PredictorPosterior:
     size = control_variate.target.size  # parameters of priors come after
-    L = np.asarray(proxy.factor)[:size]
+    L = np.asarray(proxy.where.factor)[:size]
     rows, levels = jax.tree.map(np.asarray, (proxy.row_factor, proxy.levels))
-    point = np.asarray(proxy.point)[:size]
+    point = np.asarray(proxy.where.point)[:size]
     return PredictorPosterior(point, L @ centre, L, L @ L.T, rows, levels)
 
 
@@ -302,8 +302,8 @@ def _predictor_draws(
     control_variate: LinearTaylor, proxy: Proxy, pilot: np.ndarray
 ) -> PredictorDraws:
     size = control_variate.target.size
-    L = np.asarray(proxy.factor)[:size]
-    draws = PredictorDraws(np.asarray(proxy.point)[:size], pilot @ L.T)
+    L = np.asarray(proxy.where.factor)[:size]
+    draws = PredictorDraws(np.asarray(proxy.where.point)[:size], pilot @ L.T)
     if proxy.levels is None:
         return draws
     levels = jax.tree.map(np.asarray, proxy.levels)
@@ -343,9 +343,9 @@ def _residuals_of_levels(
     numbers in the place of its level.
     """
     proxy, draws = arguments
-    factor, size = proxy.arrow, control_variate.target.size
+    factor, size = proxy.where.arrow, control_variate.target.size
     assert factor is not None
-    x, _, _, taylor = expanded_rows(control_variate, proxy.point[:size], batch)
+    x, _, _, taylor = expanded_rows(control_variate, proxy.where.point[:size], batch)
     if by_draws:
         h = jnp.mean((x @ draws[:, :size].T) ** 2, axis=-1)
     else:

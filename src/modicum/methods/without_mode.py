@@ -34,6 +34,7 @@ from modicum.diagnostics import r_hat
 from modicum.errors import ConvergenceError
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import NUTSMove, schedule
+from modicum.kernels.whitening import Whitening
 from modicum.methods.method import Parameters, Plan, Task, run_on_some_rows
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
@@ -282,8 +283,7 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
             dense=task.target.size <= DENSE,
         ),
         FullDataContext(
-            point=to_device(task.start),
-            factor=jnp.ones(()),
+            Whitening.about(task.start, np.ones(())),
             n=jnp.asarray(size),
             data=chunks,
             starts=dispersed_starts(begin, task.start, keys),

@@ -446,7 +446,7 @@ class EnergyConserving(Method, Generic[C]):
         if study.task.grouped:
             tables = group_tables(tables, as_groups(study.task.rows))
         if study.curves is not None:
-            proxy = proxy._replace(curves=to_device(study.curves))
+            proxy = proxy.mapped(curves=to_device(study.curves))
         coreset = choice.coreset
         return EnergyConservingContext(
             proxy=proxy,
@@ -552,15 +552,15 @@ def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingCon
         return "parameters are not moved by HMC"
     if not isinstance(form, LinearTaylor):
         return "rows do not enter through a single linear predictor"
-    if form.prior is not None or proxy.warp is not None or proxy.bend is not None:
+    if form.prior is not None or proxy.where.warp is not None or proxy.bend is not None:
         return "a prior is not normal"
     if proxy.levels is not None:
         return "rare levels have control variates of their own"
-    if proxy.curves is not None:
+    if proxy.where.curves is not None:
         return "the posterior is skewed along some axes"
     if proxy.B is not None:
         return "control variates are not of second order about the mode"
-    if proxy.point.shape[0] > WIDEST:
+    if proxy.where.point.shape[0] > WIDEST:
         return f"there are more than {WIDEST} parameters"
     return None if _can_lower(form) else "the family uses a function that GPU programs lack"
 

@@ -34,7 +34,6 @@ from modicum.kernels.control_variates import (
 )
 from modicum.kernels.expansion import POWERS, bend, group_proxy, variance_unit
 from modicum.kernels.protocols import Bend, ControlVariate, Proxy
-from modicum.kernels.whitening import straighten
 from modicum.linalg.arrow import ArrowFactor
 from modicum.methods.method import Chosen, Task, Tuning
 from modicum.models import Target
@@ -67,7 +66,7 @@ def with_coordinates(
     target, settings = task.target, task.target.model.expansions()
     if not settings or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
         return proxy, {}
-    if proxy.arrow is not None:  # that many rows leave no posterior wide
+    if proxy.where.arrow is not None:  # that many rows leave no posterior wide
         return proxy, {}
     entries = [(name, place) for name in settings for place in target.places[name]]
     power = np.array([POWERS[_coordinate(settings[name])] for name, _ in entries])
@@ -205,12 +204,12 @@ def pilot_draws(
     size, linear = len(centre), control_variate.target.in_one_predictor
     number = DRAWS if linear else OTHER_DRAWS
     weighing = centre[None]
-    if not linear or proxy.warp is not None:  # otherwise leverages give the spread
+    if not linear or proxy.where.warp is not None:  # otherwise leverages give the spread
         count = DESIGN_DRAWS_AT_KINKS if has_kinks else DESIGN_DRAWS
         rng = generator(SHARED, Stream.PILOT_DRAWS)
         weighing = weighing + rng.standard_normal((count, size))
     rng = generator(SHARED, Stream.STUDY_DRAWS)
-    if proxy.warp is not None:
+    if proxy.where.warp is not None:
         draws = _resampled(
             control_variate, proxy, centre, rng, EXPLICIT_CANDIDATES, number, least=number
         )
@@ -252,7 +251,7 @@ def log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.A
     """
 
     def log_proxy(z: jax.Array) -> jax.Array:
-        s, growth = straighten(z, proxy)
+        s, growth = proxy.where.straighten(z)
         return cv.log_proxy(s, proxy) + growth
 
     return _at_draws(log_proxy, proxy, draws)
@@ -261,11 +260,11 @@ def log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.A
 @jit(options=FASTEST_COMPILE)
 def straightened(proxy: Proxy, draws: Array) -> jax.Array:
     """Straighten `draws`, in whose coordinates effects are relative to their scales."""
-    return _at_draws(lambda z: straighten(z, proxy)[0], proxy, draws)
+    return _at_draws(lambda z: proxy.where.straighten(z)[0], proxy, draws)
 
 
 def _at_draws(function: Callable[[jax.Array], jax.Array], proxy: Proxy, draws: Array) -> jax.Array:
-    if proxy.arrow is not None:  # all draws at once would need much memory
+    if proxy.where.arrow is not None:  # all draws at once would need much memory
         return jax.lax.map(function, jnp.asarray(draws), batch_size=TOGETHER)
     return jax.vmap(function)(jnp.asarray(draws))
 
@@ -342,11 +341,11 @@ class AnchoredProxy:
     @property
     def arrow(self) -> bool:
         """Whether the effects of one factor are too many for dense matrices."""
-        return self.proxy.arrow is not None
+        return self.proxy.where.arrow is not None
 
     def straight(self, draws: np.ndarray) -> np.ndarray:
         """Return draws as control variates need them, with effects in absolute units."""
-        if self.proxy.warp is None and not self.arrow:
+        if self.proxy.where.warp is None and not self.arrow:
             return draws
         return np.asarray(straightened(self.proxy, draws))
 
@@ -369,7 +368,7 @@ class AnchoredProxy:
     def _rest_of_prior(self, z: np.ndarray) -> np.ndarray | float | None:
         """Return the log-prior that the quadratic lacks; None if that is not all it lacks."""
         proxy, target = self.proxy, self.task.target
-        if proxy.warp is not None or proxy.bend is not None or self.task.grouped:
+        if proxy.where.warp is not None or proxy.bend is not None or self.task.grouped:
             return None
         if proxy.prior is None and target.model.has_predictors:
             return 0.0
@@ -449,7 +448,7 @@ def with_row_factor(
         return proxy, {}
     at = np.unique(np.linspace(0, len(rows) - 1, FACTOR_ROWS).astype(int))
     some_rows = np.asarray(form.target.linear.full_matrix(rows.take(at)).densely(), float)
-    factor, error = row_factor(np.asarray(proxy.factor)[: form.target.size], some_rows)
+    factor, error = row_factor(np.asarray(proxy.where.factor)[: form.target.size], some_rows)
     why = f"in float32, whitened rows are off by {error:.1g} of their length"
     chosen = Chosen(value=str(factor.blocks[0].dtype), why=why)
     return proxy._replace(row_factor=factor), {"whitening": chosen}

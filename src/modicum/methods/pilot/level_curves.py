@@ -48,7 +48,7 @@ def level_curves(
         return None
     sums.enter("design", 1, "gradient", passes=1)
     size = control_variate.target.size
-    about = np.asarray(proxy.point)[:size], blank
+    about = np.asarray(proxy.where.point)[:size], blank
     tallies = sums.engine.map_reduce(
         partial(_sums_by_numpy, control_variate), about, sums.rows, "design"
     )

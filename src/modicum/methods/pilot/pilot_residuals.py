@@ -240,7 +240,7 @@ def _slopes(
         return jnp.asarray(factor * cv.values(cached, s, proxy))
 
     def largest(z: jax.Array) -> jax.Array:
-        arrow = proxy.arrow
+        arrow = proxy.where.arrow
         if arrow is not None:  # draws are t - t*, slopes in whitened z
             _, slope = jax.linearize(lambda move: values(z + arrow @ move), jnp.zeros_like(z))
         else:
@@ -373,7 +373,7 @@ class Residuals:
             return slopes(form, self.few, proxy, at_draws, *shares, of_groups=True)
         size = proxy.a.shape[0]
         # rows are not whitened if the factor is an arrow
-        products = size**2 if proxy.arrow is None else size
+        products = size**2 if proxy.where.arrow is None else size
         count = int(np.clip(SLOPE_WORK / products, 64, BLOCK))
         if proxy.row_factor is not None:
             count = SLOPE_ROWS * size

@@ -19,7 +19,7 @@ from modicum.arrays import as_either
 from modicum.kernels.control_variates import cached_rows
 from modicum.kernels.moves import follow, path_chances, path_size, typical_step_size
 from modicum.kernels.protocols import ControlVariate, Proxy
-from modicum.kernels.whitening import Curves, along_curves, straighten
+from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.pilot.anchored_proxy import SHARED, AnchoredProxy
 from modicum.methods.pilot.pilot_residuals import residuals_at, reweighted
 from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
@@ -126,7 +126,7 @@ def _chains(
     factor, weight = studied
 
     def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        s, growth = straighten(z, proxy)
+        s, growth = proxy.where.straighten(z)
         values = cv.values(cached, s, proxy)
         log = cv.log_proxy(s, proxy) + jnp.sum(values) + growth
         again = factor * values
@@ -169,7 +169,7 @@ def draws_of_short_chains(
     if failed and about_mode and may_be_curved(about.task, about.anchor):
         curves = _curves(about, some)
         if curves is not None:
-            bent = about.proxy._replace(curves=to_device(curves))
+            bent = about.proxy.mapped(curves=to_device(curves))
             chains = run_pilot_chains(*where, bent, of_all, 1.0)
     draws = chains.position.reshape(-1, chains.position.shape[2])
     if curves is not None:

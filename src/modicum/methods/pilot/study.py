@@ -200,7 +200,7 @@ def _may_have_levels(about: AnchoredProxy, form: LinearTaylor) -> bool:
     """
     settings, proxy = about.settings, about.proxy
     published = settings.scheduled or settings.design != "weighted" or settings.order < 2
-    plain = proxy.warp is None and proxy.bend is None and not about.arrow
+    plain = proxy.where.warp is None and proxy.bend is None and not about.arrow
     of_rows = form.target.on_numpy and about.task.sums.rest is None
     return settings.levels and not published and settings.anchor != "mean" and plain and of_rows
 
@@ -394,7 +394,7 @@ def _weighed_again(about: AnchoredProxy, draws: np.ndarray, by_draws: bool) -> W
     count, size = straight.shape
     square = straight.T @ straight / count
     square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
-    factor = to_device(np.asarray(about.proxy.factor) @ np.linalg.cholesky(square))
-    spread = about.proxy._replace(factor=factor)
+    factor = to_device(np.asarray(about.proxy.where.factor) @ np.linalg.cholesky(square))
+    spread = about.proxy.mapped(factor=factor)
     proxy = with_row_factor(about.settings, about.control_variate, spread, about.task.rows)[0]
     return _weights(about, np.zeros((1, len(about.centre))), proxy, [], "design-again")

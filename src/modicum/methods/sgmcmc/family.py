@@ -31,6 +31,7 @@ from modicum.kernels.stochastic_gradient import (
     StochasticGradientKernel,
     StochasticGradientState,
 )
+from modicum.kernels.whitening import Whitening
 from modicum.ledger import Ledger
 from modicum.methods.method import (
     Chosen,
@@ -281,6 +282,7 @@ class StochasticGradientFamily(Method):
             precision=self.precision,
             random_start=place.random_start,
         )
+        point, factor = place.coordinates.point, place.coordinates.factor
         placed = place_rows(task.rows, self.memory_limit)
         rows = rows_for_chains(tabled.tables, placed)
 
@@ -291,8 +293,7 @@ class StochasticGradientFamily(Method):
                 ones = {"probability": np.ones(len(certain))}
                 always = task.rows.take(certain.row_ids) | ones
             return StochasticGradientContext(
-                point=jnp.asarray(place.coordinates.point, self.precision),
-                factor=jnp.asarray(place.coordinates.factor, self.precision),
+                Whitening(jnp.asarray(point, self.precision), jnp.asarray(factor, self.precision)),
                 start=jnp.asarray(place.start, self.precision),
                 spread=jnp.asarray(place.spread, self.precision),
                 n=jnp.asarray(len(task.rows)),
