@@ -7,7 +7,8 @@ from scipy.interpolate import BSpline
 
 from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
-from modicum.rows.formula.smooths import Basis, By, learn_smooth, smooth_columns
+from modicum.rows.coding import LevelArray
+from modicum.rows.formula.smooths import Basis, learn_smooth, smooth_columns
 from modicum.rows.reading import read_formula
 
 rng = np.random.default_rng(3)
@@ -98,9 +99,9 @@ def test_a_surface_has_all_products():
 
 def test_by_reads_codes_in_the_order_of_the_fit():
     codes = rng.integers(0, 2, len(X))
-    state = learn_smooth(X[:, None], None, By(("a", "b"), codes), k=5)
-    swapped = smooth_columns(state, X[:, None], By(("a", "b"), 1 - codes))
-    own = smooth_columns(state, X[:, None], By(("a", "b"), codes))
+    state = learn_smooth(X[:, None], None, LevelArray(("a", "b"), codes), k=5)
+    swapped = smooth_columns(state, X[:, None], LevelArray(("a", "b"), 1 - codes))
+    own = smooth_columns(state, X[:, None], LevelArray(("a", "b"), codes))
     assert np.all((swapped != 0) != (own != 0))
 
 
@@ -135,9 +136,9 @@ def test_what_cannot_be_a_smooth_is_refused(term, reason):
 
 def test_equal_values_have_the_columns_of_one():
     x = np.column_stack([np.linspace(0, 1, 40), np.linspace(2, 0, 40) ** 2])
-    times, by = np.arange(40) % 7 + 3, By(("a", "b"), np.arange(40) % 2)
+    times, by = np.arange(40) % 7 + 3, LevelArray(("a", "b"), np.arange(40) % 2)
     again = np.repeat(np.arange(40), times)
-    repeated = By(by.levels, by.codes[again])
+    repeated = LevelArray(by.values, by.codes[again])
     state = learn_smooth(x, times.astype(float), by, k=5)
     learned = learn_smooth(x[again], None, repeated, k=5)
     columns = smooth_columns(state, x, by)

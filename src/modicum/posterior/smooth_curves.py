@@ -24,9 +24,9 @@ from modicum.posterior.population import random_rows
 from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import tabulated
 from modicum.rows.checks import names_like
-from modicum.rows.coding import level_places
+from modicum.rows.coding import LevelArray, level_places
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.formula.smooths import Basis, By, smooth_columns
+from modicum.rows.formula.smooths import Basis, smooth_columns
 from modicum.rows.formula.structure import Factor
 from modicum.runtime import Array, in_double_precision, jit
 
@@ -142,7 +142,7 @@ class Smooth(NamedTuple):
         if self.by is None:
             return Tabulated(smooth_columns(self.state, many), [*self.variables], [*many.T])
         each = np.repeat(np.arange(len(levels)), len(x))
-        columns = smooth_columns(self.state, many, By(levels, each))
+        columns = smooth_columns(self.state, many, LevelArray(levels, each))
         names = [self.by, *self.variables]
         return Tabulated(columns, names, [np.repeat(levels, len(x)), *many.T])
 

@@ -22,9 +22,9 @@ from modicum.libraries import pandas as pd
 from modicum.posterior.fitted import FittedDraws, check_interval, require_positive_sum, scalar_names
 from modicum.posterior.weighted import diagnose, ends_of, weighted_mean
 from modicum.rows.checks import names_like
+from modicum.rows.coding import LevelArray
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.interpreter import evaluate
-from modicum.rows.levels import LevelArray
 
 Statistic: TypeAlias = Callable[[dict[str, np.ndarray]], float | Mapping[str, float]]
 """Maps the chains' current draws, arrays (chain, *shape) by name, to one number or a dict."""

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,29 @@ def loose_key(key: str) -> str:
     if key in ("true", "false", "TRUE", "FALSE"):
         return key.capitalize()
     return re.sub(r"^([+-]?[0-9]+)[.]0+$", r"\1", key)
+
+
+class LevelArray(NamedTuple):
+    """The levels of rows: values, and for each row the index of its own.
+
+    Examples
+    --------
+    >>> ward = LevelArray(("b", "a", "c"), np.array([1, 0, 1]))
+    >>> ward.occurring, ward.places(["a", "c"])
+    (['b', 'a'], array([ 0, -1,  0]))
+    """
+
+    values: tuple[Level, ...]
+    codes: Array
+
+    @property
+    def occurring(self) -> list[Level]:
+        """The values that some row has, in their order."""
+        return [self.values[code] for code in np.flatnonzero(np.bincount(self.codes))]
+
+    def places(self, levels: Sequence[Level]) -> Array:
+        """Return the index of each row's value in levels of another table; -1 if absent."""
+        return np.array(level_places(levels, self.values) or [-1])[self.codes]
 
 
 CODE_TYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from modicum.rows.checks import (
     name_list,
     reads_as_number,
 )
-from modicum.rows.coding import Array, DType, Level, code_type, treatment
+from modicum.rows.coding import Array, DType, Level, LevelArray, code_type, treatment
 from modicum.rows.description import KINDS, Description, RowsSchema
 from modicum.rows.levels import MOST_LEVELS, distinct, joined, numbers, ordered, reference_first
 from modicum.rows.memory import RowStream
@@ -95,66 +95,53 @@ def _column_arrays(table: pa.Table, scalar: bool) -> list[Array]:
     ]
 
 
-class CodedFactor(NamedTuple):
-    """A factor: its levels, the reference first, and the code of each row, of the smallest type."""
+def coded_factor(name: str, value: object, levels: tuple[Level, ...] | None) -> LevelArray:
+    """Code the level of each row: text, whole numbers, or a categorical series.
 
-    levels: tuple[Level, ...]
-    codes: Array
-
-    @classmethod
-    def of(cls, name: str, value: object, levels: tuple[Level, ...] | None) -> CodedFactor:
-        """Code the level of each row: text, whole numbers, or a categorical series.
-
-        Levels that are not given are those that occur, in the order of the categories if `value`
-        is categorical, otherwise sorted. Levels compare as text.
-        """
-        values, codes, in_order = _level_codes(name, value)
-        if levels is None:
-            occurring = [values[code] for code in np.unique(codes)]
-            levels = (reference_first if in_order else ordered)(name, occurring)
-        if len(levels) > MOST_LEVELS:
-            raise DataError(
-                f"the factor {name!r} has {len(levels):,} levels, more than {MOST_LEVELS:,}: group "
-                "them, or leave it out."
-            )
-        place = {str(level): i for i, level in enumerate(levels)}
-        places = np.array([place.get(str(value), -1) for value in values], np.intp)[codes]
-        if np.any(places < 0):
-            row = int(np.argmax(places < 0))
-            raise DataError(
-                f"column {name!r} holds {values[codes[row]]!r} in row {row}, which the rows of the "
-                "fit did not; leave such rows out, or fit again with rows that have them."
-            )
-        return cls(levels, places.astype(code_type(len(levels))))
+    Levels that are not given are those that occur, in the order of the categories if `value` is
+    categorical, otherwise sorted; the first is the reference. Codes have the smallest type.
+    """
+    column = _level_column(name, value)
+    given = distinct(column, name, range(len(column)))
+    if levels is None:
+        in_order = pa.types.is_dictionary(column.type)  # the user's own order
+        levels = (reference_first if in_order else ordered)(name, given.occurring)
+    if len(levels) > MOST_LEVELS:
+        raise DataError(
+            f"the factor {name!r} has {len(levels):,} levels, more than {MOST_LEVELS:,}: group "
+            "them, or leave it out."
+        )
+    places = given.places(levels)
+    if np.any(places < 0):
+        row = int(np.argmax(places < 0))
+        raise DataError(
+            f"column {name!r} holds {given.values[given.codes[row]]!r} in row {row}, which the "
+            "rows of the fit did not; leave such rows out, or fit again with rows that have them."
+        )
+    return LevelArray(levels, places.astype(code_type(len(levels))))
 
 
-def _level_codes(
-    name: str,
-    value: Any,  # a categorical column of any library
-) -> tuple[list[Level], Array, bool]:
-    """Return the distinct values, a code per row, and whether the user has ordered the values."""
+def _level_column(name: str, value: Any) -> pa.Array:  # a categorical column of any library
+    """Return the level of each row as an Arrow array."""
     if is_table(value) or isinstance(value, str | PathLike | Mapping):
         raise DataError(f"the factor {name!r} must be one level per row, not a table or text.")
     if library(value) == "pandas" and not is_series(value):  # a pandas extension array
         value = pd.Series(value)
     if is_series(value):
-        column = joined(arrow_column(value, name))
-    else:
-        # As objects: NumPy would turn a list that mixes text and numbers into text.
-        plain = np.asarray(value, dtype=getattr(value, "dtype", object))
-        if plain.ndim == 2 and plain.shape[1] == 1:
-            plain = plain[:, 0]
-        if plain.ndim != 1:
-            raise DataError(f"the factor {name!r} must hold one level per row.")
-        try:
-            column = joined(pa.array(plain))
-        except (pa.ArrowException, TypeError, ValueError):
-            raise DataError(
-                f"the factor {name!r} mixes types of values: make all of them text, or all of them "
-                "whole numbers."
-            ) from None
-    values, codes = distinct(column, name, range(len(column)))
-    return values, codes, pa.types.is_dictionary(column.type)
+        return joined(arrow_column(value, name))
+    # As objects: NumPy would turn a list that mixes text and numbers into text.
+    plain = np.asarray(value, dtype=getattr(value, "dtype", object))
+    if plain.ndim == 2 and plain.shape[1] == 1:
+        plain = plain[:, 0]
+    if plain.ndim != 1:
+        raise DataError(f"the factor {name!r} must hold one level per row.")
+    try:
+        return joined(pa.array(plain))
+    except (pa.ArrowException, TypeError, ValueError):
+        raise DataError(
+            f"the factor {name!r} mixes types of values: make all of them text, or all of them "
+            "whole numbers."
+        ) from None
 
 
 def field_stream(
@@ -179,7 +166,7 @@ def field_stream(
     _refuse_other_order({**values, **factors})
     numbers = {name: _field(name, value) for name, value in values.items()}
     known = {} if like is None else like.levels
-    coded = {k: CodedFactor.of(k, value, known.get(k)) for k, value in factors.items()}
+    coded = {k: coded_factor(k, value, known.get(k)) for k, value in factors.items()}
     coded_rows = {name: factor.codes for name, factor in coded.items()}
     lengths = {name: field.n for name, field in numbers.items()}
     n = common_length("field", lengths | {name: len(codes) for name, codes in coded_rows.items()})
@@ -262,12 +249,12 @@ def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
     return dict(codes)
 
 
-def _with_factors(description: Description, factors: Mapping[str, CodedFactor]) -> Description:
+def _with_factors(description: Description, factors: Mapping[str, LevelArray]) -> Description:
     """Add factors to a description: after the columns of x, in treatment contrasts."""
     shape = description.fields.get("x", (0,))
     if len(shape) != 1:
         raise DataError("with codes, x must be a matrix: one vector of numbers per row.")
-    levels = {name: factor.levels for name, factor in factors.items()}
+    levels = {name: factor.values for name, factor in factors.items()}
     coding = treatment(shape[0], {name: len(of) for name, of in levels.items()})
     names = [f"{name}[{level}]" for name, of in levels.items() for level in of[1:]]
     columns = (*description.columns, *names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from modicum.rows.checks import (
     reads_as_number,
     require_exact,
 )
-from modicum.rows.coding import Array, DType, Level, level_key
+from modicum.rows.coding import Array, DType, Level, LevelArray, level_key
 from modicum.rows.sources import BATCH_ROWS, Source, kind_of
 
 # Columns with more levels are unlikely to be meant as treatment contrasts.
@@ -123,8 +122,8 @@ def _sort_levels(name: str, levels: Iterable[Level]) -> list[Level]:
     return sorted(values)  # all are texts, or all are numbers
 
 
-def distinct(array: pa.Array, name: str, rows: RowNumbers) -> tuple[list[Level], Array]:
-    """Return the distinct values, and for each row the index of its value."""
+def distinct(array: pa.Array, name: str, rows: RowNumbers) -> LevelArray:
+    """Return a column as levels: its distinct values, and for each row the index of its own."""
     if pa.types.is_string_view(array.type):
         array = array.cast(pa.large_string())
     if not pa.types.is_dictionary(array.type):
@@ -143,7 +142,7 @@ def distinct(array: pa.Array, name: str, rows: RowNumbers) -> tuple[list[Level],
                 f"categorical column {name!r} holds a {type(value).__name__} in row {row}: "
                 "convert it to text or to whole numbers first."
             )
-    return values, codes
+    return LevelArray(tuple(values), codes)
 
 
 def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy: str) -> None:
@@ -207,13 +206,6 @@ def table_column(field: str, names: Sequence[str]) -> str:
     return plain if field not in names and plain in RESERVED else field
 
 
-class LevelArray(NamedTuple):
-    """A column of text, categories or booleans: its distinct values, and a code per row."""
-
-    values: tuple[Level, ...]
-    codes: Array
-
-
 class BatchColumns:
     """The columns of one record batch, or of all, each converted on first use.
 
@@ -251,8 +243,7 @@ class BatchColumns:
 
     def levels(self, name: str) -> LevelArray:
         """Return a column as levels, whatever its type."""
-        values, codes = distinct(self._arrow(name), name, self.row_ids)
-        return LevelArray(tuple(values), codes)
+        return distinct(self._arrow(name), name, self.row_ids)
 
     def numbers(self, name: str) -> Array:
         """Return a column of numbers in its own type."""

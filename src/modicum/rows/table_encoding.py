@@ -232,8 +232,7 @@ def _collect_levels(source: Source, roles: Roles) -> dict[str, tuple[Level, ...]
     for batch in source.batches(names) if names else ():
         for name, levels in occurring.items():
             rows = range(start, start + batch.num_rows)
-            values, codes = distinct(batch.column(name), name, rows)
-            levels.update(dict.fromkeys(values[code] for code in np.unique(codes)))
+            levels.update(dict.fromkeys(distinct(batch.column(name), name, rows).occurring))
             if len(levels) > MOST_LEVELS:
                 raise DataError(
                     f"categorical column {name!r} has more than {MOST_LEVELS} levels by row "

@@ -18,7 +18,7 @@ import numpy as np
 from modicum.errors import DataError, ModicumError, SettingError, argument
 from modicum.files import Json, mapping, plain, restored, sequence
 from modicum.rows.checks import NewLevelError, WeightCheck, in_type
-from modicum.rows.coding import Array, DType, Level, code_type, level_places
+from modicum.rows.coding import Array, DType, Level, LevelArray, code_type
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.interpreter import ColumnArray, evaluate, level_array
@@ -34,7 +34,7 @@ from modicum.rows.formula.structure import (
     lay_out,
     reduced_parts,
 )
-from modicum.rows.levels import BatchColumns, LevelArray, complete_rows, counted, no_rows
+from modicum.rows.levels import BatchColumns, complete_rows, counted, no_rows
 from modicum.rows.sources import Source, kind_of
 
 MOST_NUMBERS = 1_000_000  # in the saved state of a transform
@@ -451,7 +451,7 @@ class Evaluated:
         """Return the index of each row's level in the levels of the fit."""
         inner = expression.inner
         array = level_array(inner, self._columns, self._states)
-        places = np.array(level_places(levels, array.values) or [-1])[array.codes]
+        places = array.places(levels)
         if not len(places) or places.min() >= 0:
             return places
         at = int(np.argmax(places < 0))

@@ -15,7 +15,15 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import NewGroupError
-from modicum.rows.coding import Array, Level, code_type, level_key, level_places, loose_key
+from modicum.rows.coding import (
+    Array,
+    Level,
+    LevelArray,
+    code_type,
+    level_key,
+    level_places,
+    loose_key,
+)
 from modicum.rows.formula.parsing import ParsedGroup
 from modicum.rows.levels import NUMBER, RESERVED, BatchColumns, ordered
 
@@ -72,33 +80,33 @@ class Grouping:
 
     def places(self, columns: BatchColumns) -> Array:
         """Return the index of each row's level; -1 for unknown levels."""
-        return self._places(*_distinct(self.columns, columns))
+        return self._places(_distinct(self.columns, columns))
 
-    def _places(self, values: Sequence[Level], codes: Array) -> Array:
-        places = np.array([self._place.get(level_key(v), -1) for v in values] or [-1])
+    def _places(self, array: LevelArray) -> Array:
+        places = np.array([self._place.get(level_key(v), -1) for v in array.values] or [-1])
         if places.min() < 0:  # tables may write the same level differently
             unknown = np.flatnonzero(places < 0)
-            places[unknown] = level_places(self.levels, [values[int(i)] for i in unknown])
-        return np.asarray(places[codes])
+            places[unknown] = level_places(self.levels, [array.values[int(i)] for i in unknown])
+        return np.asarray(places[array.codes])
 
     def unknown(self, columns: BatchColumns) -> dict[str, Level]:
         """Return the levels of a batch that are not among these, by a key that equal ones share."""
-        values, _ = _distinct(self.columns, columns)
-        places = self._places(values, np.arange(len(values)))
+        values = _distinct(self.columns, columns).values
+        places = self._places(LevelArray(values, np.arange(len(values))))
         new = [value for value, place in zip(values, places, strict=True) if place < 0]
         return {loose_key(level_key(value)): value for value in new}
 
     def codes(self, columns: BatchColumns) -> Array:
         """Return the code of each row of a batch; refuse unknown levels."""
-        values, codes = _distinct(self.columns, columns)
-        group_codes = self._places(values, codes)
+        array = _distinct(self.columns, columns)
+        group_codes = self._places(array)
         if len(group_codes) and group_codes.min() < 0:
             at = int(np.argmax(group_codes < 0))
             nested = len(self.columns) > 1
             holder = f"the group {self.field!r}" if nested else f"column {self.field!r}"
             inner = f"the column {self.columns[-1]!r}" if nested else "that column"
             raise NewGroupError(
-                f"{holder} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
+                f"{holder} holds {array.values[array.codes[at]]!r} in row {columns.row(at)}, a "
                 "group that the rows of the fit did not have",
                 "to predict for new groups, use "
                 f"{argument('groups', 'any')} if some groups are new, {argument('groups', 'new')} "
@@ -146,7 +154,7 @@ class GroupingLevels:
                         "which may be the same group: write it in one way."
                     )
         for names, levels in self._values.items():
-            for value in _distinct(names, columns)[0]:
+            for value in _distinct(names, columns).values:
                 levels.setdefault(level_key(value), value)
 
     def groupings(self) -> tuple[Grouping, ...]:
@@ -178,21 +186,21 @@ def _integers(levels: list[Level]) -> list[Level]:
     return [int(float(level)) for level in levels] if plain else levels
 
 
-def _distinct(names: Sequence[str], columns: BatchColumns) -> tuple[list[Level], Array]:
-    """Return the levels in a batch, and for each row the index of its level."""
+def _distinct(names: Sequence[str], columns: BatchColumns) -> LevelArray:
+    """Return the levels, or combinations of levels, that occur in a batch."""
     parts = [columns.levels(name) for name in names]
     cell, widths = np.zeros(len(columns), np.int64), [len(part.values) for part in parts]
     for part, width in zip(parts, widths, strict=True):
         cell = cell * width + part.codes
     cells, codes = np.unique(cell, return_inverse=True)
     if len(parts) == 1:
-        return [parts[0].values[i] for i in cells], codes
+        return LevelArray(tuple(parts[0].values[i] for i in cells), codes)
     places = np.unravel_index(cells, widths)
     combined = zip(
         *([_part(p.values[i]) for i in at] for p, at in zip(parts, places, strict=True)),
         strict=True,
     )
-    return [":".join(texts) for texts in combined], codes
+    return LevelArray(tuple(":".join(texts) for texts in combined), codes)
 
 
 def _part(level: Level) -> str:

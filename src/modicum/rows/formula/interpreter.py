@@ -16,7 +16,7 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumError, SettingError
 from modicum.libraries import formulaic
-from modicum.rows.coding import Array, level_key, level_places
+from modicum.rows.coding import Array, LevelArray, level_key
 from modicum.rows.formula.expressions import (
     BINARY,
     CENSORING,
@@ -30,9 +30,9 @@ from modicum.rows.formula.expressions import (
     constant_of,
     function_of,
 )
-from modicum.rows.formula.smooths import SMOOTHS, By, State, smooth_columns
+from modicum.rows.formula.smooths import SMOOTHS, State, smooth_columns
 from modicum.rows.formula.transforms import SINGLE
-from modicum.rows.levels import BatchColumns, LevelArray, ordered
+from modicum.rows.levels import BatchColumns, ordered
 
 LARGEST = 1_000  # number of knots, degrees of freedom or powers
 
@@ -199,7 +199,7 @@ class _Interpreter:
             sought = b if isinstance(b, list) else [b]
             if all(isinstance(v, bool) for v in a.values):  # True may be written as 1
                 sought = [v if isinstance(v, str) or v not in (0, 1) else bool(v) for v in sought]
-            hit = np.array([p >= 0 for p in level_places(sought, a.values)] or [False])[a.codes]
+            hit = a.places(sought) >= 0
             return hit if isinstance(op, ast.Eq | ast.In) else ~hit
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(b, list) or not all(isinstance(v, int | float) for v in b):
@@ -303,25 +303,24 @@ class _Interpreter:
             values = smooth_columns(state, x, by)
         return ColumnArray(values, tuple(map(str, range(values.shape[1]))), False)
 
-    def _levels(self, text: str) -> By | None:
+    def _levels(self, text: str) -> LevelArray | None:
         """Return the levels that have smooths of their own, in their order in the fit."""
         by = self.expression.by
         if by is None:
             return None
         array = self.columns.levels(by)
         if text not in self.states:
-            occurring = [array.values[code] for code in np.unique(array.codes)]
-            levels = tuple(map(level_key, ordered(by, occurring)))
+            levels = tuple(map(level_key, ordered(by, array.occurring)))
         else:
             levels = tuple(self.states[text]["levels"])
-        places = np.array(level_places(levels, array.values) or [-1])[array.codes]
+        places = array.places(levels)
         if len(places) and places.min() < 0:
             at = int(np.argmax(places < 0))
             raise DataError(
                 f"column {by!r} holds {array.values[array.codes[at]]!r} in row "
                 f"{self.columns.row(at)}, and {text} has no smooth for it: leave such rows out."
             )
-        return By(levels, places)
+        return LevelArray(levels, places)
 
     def _words(
         self, call: ast.Call, options: list[object], besides: tuple[str, ...] = ()

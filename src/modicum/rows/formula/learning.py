@@ -11,7 +11,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import WeightCheck, reads_as_number
-from modicum.rows.coding import Level, level_key
+from modicum.rows.coding import Level, LevelArray, level_key
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
@@ -24,7 +24,6 @@ from modicum.rows.formula.transforms import learned_state
 from modicum.rows.levels import (
     MOST_LEVELS,
     BatchColumns,
-    LevelArray,
     complete_rows,
     no_rows,
     ordered,
@@ -233,8 +232,7 @@ class _Reading:
         self, expression: Expression, values: dict[str, Level], columns: BatchColumns
     ) -> None:
         array = level_array(expression.inner, columns, {})
-        counts = np.bincount(array.codes, minlength=len(array.values))
-        occurring = [value for value, count in zip(array.values, counts, strict=True) if count]
+        occurring = array.occurring
         if self._keeps_order(expression):  # the order is that of all categories, even absent ones
             self._occurring.setdefault(expression, set()).update(map(level_key, occurring))
             occurring = list(array.values)

@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from modicum.libraries import pandas as pd
-from modicum.rows.coding import Array
+from modicum.rows.coding import Array, LevelArray
 
 State: TypeAlias = dict[str | int, Any]
 """The learned state of a transform: numbers, and lists and mappings of numbers."""
@@ -79,20 +79,13 @@ class Basis:
         return np.asarray(vectors[:, free:] / np.sqrt(values[free:]))
 
 
-class By(NamedTuple):
-    """The levels of a factor, and each row's."""
-
-    levels: tuple[str, ...]
-    codes: Array
-
-
-ONE = By(("",), np.zeros(1, int))  # one level for all rows
+ONE = LevelArray(("",), np.zeros(1, int))  # one level for all rows
 
 
 def learn_smooth(
     x: Array,
     weights: Array | None,
-    by: By | None = None,
+    by: LevelArray | None = None,
     k: int | Sequence[int] = 10,
     bs: str = "ps",
     lower_bound: float | None = None,
@@ -142,7 +135,7 @@ def learn_smooth(
     levels, codes = ONE if by is None else by
     codes = np.broadcast_to(codes, len(x))
     state["levels"] = {
-        level: _learned_level(state, x, np.where(codes == at, counted, 0.0), level)
+        level: _learned_level(state, x, np.where(codes == at, counted, 0.0), str(level))
         for at, level in enumerate(levels)
     }
     return state
@@ -235,7 +228,7 @@ def _products(parts: Sequence[Array]) -> Array:
     return out
 
 
-def smooth_columns(state: Mapping[str | int, Any], x: Array, by: By | None = None) -> Array:
+def smooth_columns(state: Mapping[str | int, Any], x: Array, by: LevelArray | None = None) -> Array:
     """Return the columns of a smooth: lines of all levels, then the blocks of all levels.
 
     A row has numbers in the columns of its level, and zeros in the others; the codes of `by` are
