@@ -1,19 +1,21 @@
 """Parses a formula into its parts: outcome, terms, offsets, group terms.
 
-Terms are parsed by formulaic. What it does not support is removed first: ``offset(...)``, group
-terms such as ``(1 | g)``, and the outcome, which may be any expression.
+Terms are expanded as in R: ``a*b`` is ``a + b + a:b``, ``a/b`` is ``a + a:b``, and ``(a + b)^2``
+has all interactions of two. ``offset(...)``, group terms such as ``(1 | g)`` and the outcome, which
+may be any expression, are taken out first.
 """
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from modicum.errors import SettingError
-from modicum.libraries import formulaic
 from modicum.rows.formula.expressions import Expression
 
 FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
@@ -25,9 +27,8 @@ OPERATORS = {"and", "or", "not", "in", "None", "True", "False"}  # keywords that
 STATEMENTS = set(keyword.kwlist) - OPERATORS
 COMBINING = "\u0300-\u036f"  # accents that are characters of their own
 QUOTED_OR_WORD = re.compile(rf"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w{COMBINING}]+")
-BACKTICKED = re.compile("`([^`]*)`")
-HIDDEN = re.compile("_hidden_([0-9a-f]+)_")
 MOST_TERMS = 10_000  # that a product of sums, such as (a + b + c)**2, may expand to
+Factors: TypeAlias = tuple[Expression, ...]  # of a term
 WEIGHTS = "pass weights={0!r} to mo.fit, or --weight {0} on the command line"
 # Fields of rows that are no further fields of an outcome, and how a formula's rows get them.
 ELSEWHERE = {
@@ -86,7 +87,7 @@ class ParsedPredictor:
     """The common terms of a parameter: ``scale ~ dose``; that of the mean has no name."""
 
     parameter: str
-    terms: tuple[tuple[Expression, ...], ...]
+    terms: tuple[Factors, ...]
     intercept: bool
 
 
@@ -118,7 +119,7 @@ class Formula:
     fields: tuple[tuple[str, Expression], ...] = ()
 
     @property
-    def terms(self) -> tuple[tuple[Expression, ...], ...]:
+    def terms(self) -> tuple[Factors, ...]:
         """The factors of the terms of all predictors."""
         return tuple(term for predictor in self.predictors for term in predictor.terms)
 
@@ -269,16 +270,6 @@ def _in_backticks(text: str, columns: Sequence[str]) -> str:
     return QUOTED_OR_WORD.sub(replaced, text)
 
 
-def _hidden(name: str) -> str:
-    """Return a name that formulaic reads as it is, for one that it might not."""
-    return name if Expression.column(name).text == name else f"_hidden_{name.encode().hex()}_"
-
-
-def _shown(text: str) -> str:
-    """Return a text of formulaic's with the names that were hidden from it, in backticks."""
-    return HIDDEN.sub(lambda match: f"`{bytes.fromhex(match[1]).decode()}`", text)
-
-
 def _sides(text: str) -> tuple[str, str]:
     """Split a formula at ~; refuse one that has no such sign, or no complete terms after it."""
     sides = [part for _, part in _split(text, "~")]
@@ -403,98 +394,103 @@ def _fields_of(name: str, inside: str) -> list[tuple[str, Expression]]:
     return [(key, Expression(text)) for key, text in given.items()]
 
 
-def _terms(text: str, others: Sequence[str]) -> tuple[tuple[tuple[Expression, ...], ...], bool]:
-    """Parse common terms, in which . stands for the other columns, with formulaic.
+def _terms(text: str, others: Sequence[str]) -> tuple[tuple[Factors, ...], bool]:
+    """Parse common terms, in which . stands for the other columns.
 
     Returns
     -------
     terms
-        The factors of each term.
+        The factors of each term; terms of few factors come first.
     intercept
         Whether there is an intercept.
     """
-    power = re.search(r"(?<![)`\w])([^\W\d]\w*)\s*(?:\^|\*\*)\s*(\d+)", _outside_calls(text))
-    if power is not None:
-        term = power[1] + "(...)" * bool(re.search(rf"\b{power[1]}\s*\(", text))
-        inside = "..." if term == "I(...)" else term
-        raise SettingError(
-            f"{term}^{power[2]} in a formula means {term} and its interactions with itself, which "
-            f"is just {term}; write I({inside} ** {power[2]}) for the power of a column."
-        )
-    if "%in%" in _outside_calls(text):  # R leaves the main effect out, formulaic does not
+    if "%in%" in _outside_calls(text):  # R leaves the main effect out, others do not
         raise SettingError(
             f"%in% in {text.strip(' +')!r} is ambiguous: write a:b for the interaction alone, or "
             "a/b for a and b within a."
         )
-    plain = BACKTICKED.sub(lambda match: _hidden(match[1]), text)
-    available = [_hidden(name) for name in others]
-    _expansion(plain.replace("**", "^"), len(others))
-    try:
-        context = {"__formulaic_variables_available__": available}
-        parsed = formulaic.Formula(plain or "1", _context=context)
-        terms = [list(term.factors) for term in parsed]
-    except Exception as error:  # of many types
-        reason = _shown((str(error).strip().splitlines() or ["it is not one"])[0].rstrip("."))
-        raise SettingError(
-            f"the formula's terms {text.strip(' +')!r} cannot be read ({reason}): separate terms "
-            "by +, interactions by : or *, and put computed columns into I(...)."
-        ) from None
-    common, intercept = [], False
-    for factors in terms:
-        literal = [f for f in factors if f.eval_method.value == "literal"]
-        if literal and (len(factors) > 1 or literal[0].expr != "1"):
-            raise SettingError(
-                f"the formula multiplies a term by {literal[0].expr}, which only rescales its "
-                "coefficient: leave the number out."
-            )
-        if literal:
-            intercept = True
-        else:
-            common.append(tuple(_expression(f.expr, f.eval_method.value) for f in factors))
-    return tuple(common), intercept
+    terms = _expanded(f"1 + {text}" if text.strip() else "1", others)
+    return tuple(sorted(filter(None, terms), key=len)), () in terms
 
 
-def _expression(text: str, method: str) -> Expression:
-    shown = _shown(text)
-    is_name = method == "lookup" and shown == text
-    return Expression.column(text) if is_name else Expression(shown)
+def _expanded(text: str, others: Sequence[str]) -> list[Factors]:
+    """Return the factors of each term of a sum; the intercept has none.
 
-
-def _expansion(text: str, others: int) -> int:
-    """Return how many terms a text expands to at most; refuse products of too many.
-
-    formulaic forms all products of n terms to the power p, however many of them are the same.
-
-    Parameters
-    ----------
-    text
-        Terms, with ^ for powers.
-    others
-        The number of columns that . stands for.
+    Examples
+    --------
+    >>> [":".join(factor.text for factor in term) for term in _expanded("a/(b + c) - a:c", ())]
+    ['a', 'a:b']
     """
-    text = text.strip("+- ")
     inside = _inside_brackets(text)
     if inside is not None:
-        return _expansion(inside, others)
-    signs = next((s for s in ("+-", "*/", ":", "^") if len(list(_split(text, s))) > 1), "")
-    if not signs:
-        return others if text == "." else 1
-    (_, first), *rest = _split(text, signs)
-    count = _expansion(first, others)
-    for sign, part in rest:
-        if sign == "^":
-            power = part.strip()
-            times = int(power[:5]) if power.isdigit() else 1  # others are no powers to formulaic
-            count = max(2, count) ** times
-        else:
-            more = _expansion(part, others)
-            count = count * more * (sign in "*:") + (count + more) * (sign != ":")
-        if signs != "+-" and count > MOST_TERMS:
-            raise SettingError(
-                f"{_shown(text)[:80].replace('^', '**')!r} in the formula expands to too "
-                f"many terms (the limit is {MOST_TERMS:,}): write out the interactions you need."
-            )
-    return count
+        return _expanded(inside, others)
+    for at in [at for at, depth, _ in _letters(text) if depth == 0 and text[at : at + 2] == "**"]:
+        text = f"{text[:at]}^ {text[at + 2 :]}"
+    for signs in ("+-", "*/", ":"):
+        parts = list(_split(text, signs))
+        if len(parts) > 1 or parts[0][0]:
+            break
+    else:
+        return _factor(text.strip(), others)
+    terms: list[Factors] = []
+    for sign, part in parts:
+        if signs == "+-" and part.strip() == "0":  # no intercept
+            sign, part = "+" if sign == "-" else "-", "1"
+        terms = _combined(terms, sign, _expanded(part, others), text)
+    return terms
+
+
+def _combined(left: list[Factors], sign: str, right: list[Factors], text: str) -> list[Factors]:
+    """Add terms, take some away, multiply them (:, or *, which keeps both), or nest them (/)."""
+    if sign == "-":
+        gone = set(map(frozenset, right))
+        return [term for term in left if frozenset(term) not in gone]
+    outer = [tuple(factor for term in left for factor in term)] if sign == "/" else left
+    if sign in ("*", "/", ":") and len(outer) * len(right) > MOST_TERMS:
+        raise SettingError(
+            f"{text.strip()[:80]!r} in the formula expands to too many terms (the limit is "
+            f"{MOST_TERMS:,}): write out the interactions you need."
+        )
+    products = [(*a, *b) for a in outer for b in right] if sign in ("*", "/", ":") else []
+    alone = {":": [], "/": left}.get(sign, [*left, *right])
+    distinct: dict[frozenset[Expression], Factors] = {}
+    for term in (*alone, *products):
+        distinct.setdefault(frozenset(term), tuple(dict.fromkeys(term)))
+    return list(distinct.values())
+
+
+def _factor(text: str, others: Sequence[str]) -> list[Factors]:
+    """Return the terms of a name, a call, code in braces, or a power, which has interactions."""
+    base, *powers = [part.strip() for _, part in _split(text, "^")]
+    if powers and _inside_brackets(base) is None:
+        raise SettingError(
+            f"{text} in a formula means {base} and its interactions with itself, which is just "
+            f"{base}; write I({base} ** {powers[0]}) for the power of a column."
+        )
+    if powers and powers[0].isdecimal() and len(powers) == 1:
+        terms = first = _expanded(base, others)
+        most = len({factor for term in first for factor in term})  # factors of a product
+        for _ in range(min(int(powers[0][:6]), most) - 1):
+            terms = _combined(terms, ":", first, text)
+        return terms
+    if text in (".", "1"):
+        return [(Expression.column(name),) for name in others] if text == "." else [()]
+    if re.fullmatch(r"""[0-9.]+|'[^']*'|"[^"]*\"""", text):
+        raise SettingError(
+            f"the formula has {text} as a term or as a factor of one, which at most rescales its "
+            "coefficient: leave the number out."
+        )
+    if re.fullmatch(r"[\w.]+", text):
+        return [(Expression.column(text),)]
+    if re.fullmatch(r"\{.*\}", text, re.DOTALL):
+        return [(Expression(Expression(text[1:-1].strip()).tidy),)]
+    factor = Expression(text) if re.fullmatch(r"`[^`]*`|[\w.]+\s*\(.*\)", text, re.DOTALL) else None
+    if factor is None or not isinstance(factor.tree, ast.Name | ast.Call):
+        raise SettingError(
+            f"the formula's terms cannot be read at {text[:80]!r}: separate terms by +, "
+            "interactions by : or *, and put computed columns into I(...)."
+        )
+    return [(Expression(factor.tidy) if factor.bare is None else Expression.column(factor.bare),)]
 
 
 def _group_terms(inside: str) -> list[ParsedGroup]:
