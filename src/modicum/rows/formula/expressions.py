@@ -206,19 +206,20 @@ call functions by name only, as in log(x): compute such a column first.
         return self.text if name is None else name
 
     @property
-    def _call(self) -> ast.Call | None:
+    def call(self) -> ast.Call | None:
+        """The call, if the expression is one."""
         return self.tree if isinstance(self.tree, ast.Call) else None
 
     @cached_property
     def smooth(self) -> ast.Call | None:
         """The call of a smooth, if the expression is one."""
-        call = self._call
+        call = self.call
         return None if call is None or function_of(call) not in SMOOTHS else call
 
     @cached_property
     def structured(self) -> ast.Call | None:
         """The call of ``rw(t)`` or ``car(region, W)``, if the expression is one."""
-        call = self._call
+        call = self.call
         return None if call is None or function_of(call) not in ("rw", "car") else call
 
     @property
@@ -289,7 +290,7 @@ call functions by name only, as in log(x): compute such a column first.
 
         A B-spline of degree k is non-zero between k + 2 knots, so k + 1 of them are at any point.
         """
-        call = self._call
+        call = self.call
         if call is None or function_of(call) != "bs":
             return 0
         words = {word.arg: word.value for word in call.keywords}
@@ -300,7 +301,7 @@ call functions by name only, as in log(x): compute such a column first.
     @cached_property
     def categorical(self) -> CategoricalCall | None:
         """The arguments of C(...), if the expression is such a call."""
-        call = self._call
+        call = self.call
         if call is None or function_of(call) != "C":
             return None
         inner = Expression(self.source(call.args[0]))

@@ -7,7 +7,6 @@ may be any expression, are taken out first.
 
 from __future__ import annotations
 
-import ast
 import keyword
 import re
 import unicodedata
@@ -484,13 +483,16 @@ def _factor(text: str, others: Sequence[str]) -> list[Factors]:
         return [(Expression.column(text),)]
     if re.fullmatch(r"\{.*\}", text, re.DOTALL):
         return [(Expression(Expression(text[1:-1].strip()).tidy),)]
-    factor = Expression(text) if re.fullmatch(r"`[^`]*`|[\w.]+\s*\(.*\)", text, re.DOTALL) else None
-    if factor is None or not isinstance(factor.tree, ast.Name | ast.Call):
-        raise SettingError(
-            f"the formula's terms cannot be read at {text[:80]!r}: separate terms by +, "
-            "interactions by : or *, and put computed columns into I(...)."
-        )
-    return [(Expression(factor.tidy) if factor.bare is None else Expression.column(factor.bare),)]
+    named = re.fullmatch(r"`[^`]*`|[\w.]+\s*\(.*\)", text, re.DOTALL)
+    factor = Expression(text) if named else None
+    if factor is not None and factor.bare is not None:
+        return [(Expression.column(factor.bare),)]
+    if factor is not None and factor.call is not None:
+        return [(Expression(factor.tidy),)]
+    raise SettingError(
+        f"the formula's terms cannot be read at {text[:80]!r}: separate terms by +, interactions "
+        "by : or *, and put computed columns into I(...)."
+    )
 
 
 def _group_terms(inside: str) -> list[ParsedGroup]:
