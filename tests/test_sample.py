@@ -162,7 +162,7 @@ def test_tiny_runs_come_back_whole(small, draws, tune, chains):
 WRONG = {
     "draws": (0, 10.0, "many", True),
     "tune": (-1,),
-    "chains": (0,),
+    "chains": (0, "many"),
     "random_seed": (-1, 1.5, "one", 2**70),
     "parallel": ("gpu",),
 }
@@ -176,10 +176,7 @@ def test_wrong_arguments(small, name):
 
 @pytest.mark.parametrize(
     ("method", "words"),
-    [
-        *(("nutz", "did you mean 'nuts'"), ("hcm", "did you mean 'hmc'")),
-        *(("gibbs", "the methods are"), (3, "there is no method 3")),
-    ],
+    [("nutz", "did you mean 'nuts'"), ("gibbs", "the methods are"), (3, "there is no method 3")],
 )
 def test_wrong_methods(small, method, words):
     refused(mo.SettingError, words, quick, *small, method=method)

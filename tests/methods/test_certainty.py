@@ -262,7 +262,6 @@ def test_none_are_taken_where_they_are_not_asked_for(method, words):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: mo.HMCECS(certainty="all"), "whole number"),
         (
             lambda: mo.HMCECS(certainty=5, expert=mo.ECSExpert(tuning="paper")),
             "leave `certainty` out",

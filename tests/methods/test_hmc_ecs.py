@@ -322,10 +322,8 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"subsample": 1}, "at least 2"),
         ({"subsample": 100, "blocks": 30}, "use 120 rows"),
         ({"design": "stratified"}, "'uniform' or 'weighted'"),
-        ({"inner": "gibbs"}, "'hmc', 'nuts' or a Move"),
         ({"exact": "delayed", "inner": "nuts"}, "reversible"),
         ({"expert": mo.ECSExpert(tuning="paper"), "anchor": [0.0]}, "its own anchor"),
         ({"expert": mo.ECSExpert(integrator="split"), "inner": "nuts"}, "for inner='hmc'"),

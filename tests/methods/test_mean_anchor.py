@@ -7,7 +7,6 @@ import pytest
 
 import modicum as mo
 from helpers.compiling import optimised_chains
-from helpers.refusals import refused
 from helpers.targets import means_apart, quick, softplus
 from modicum.methods import without_mode as mean_anchor
 
@@ -98,4 +97,3 @@ def test_what_has_no_such_mean_is_refused():
     few = mo.Rows(x=X[:900], y=Y[:900])
     with pytest.raises(mo.ConvergenceError, match="models of your own"):
         mo.sample(LASSO, few, method=mo.HMCECS(anchor="mean"), **RUN)
-    refused(mo.SettingError, "'mode', 'mean' or a point", mo.HMCECS, anchor="median")

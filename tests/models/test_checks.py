@@ -1,7 +1,6 @@
 """Models refuse bad rows with one sentence that says where."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import modicum as mo
@@ -35,24 +34,6 @@ def test_bad_settings(name):
     family = M.Softmax if name == "classes" else M.StudentT
     for value in WRONG[name]:
         assert name in refusal(mo.SettingError, lambda value=value: family(**{name: value}))
-
-
-@pytest.mark.parametrize(
-    ("model", "value", "support"),
-    [
-        (M.Logistic(), 2.0, "0 or 1"),
-        (M.Poisson(), 1.5, "counts"),
-        (M.Softmax(classes=2), 2.0, "0 to 1"),
-        (M.Softmax(), -1.0, "classes"),
-        (M.Softmax(), 0.5, "classes"),
-    ],
-)
-def test_outcomes_out_of_support_are_named_by_column_and_row(model, value, support):
-    y = np.tile([0.0, 1.0], 10)
-    y[[7, 11]] = value
-    rows = mo.Rows.from_table(pd.DataFrame({"late": y, "age": 0.0}), outcome="late")
-    text = refusal(mo.DataError, lambda: Target.of(model, rows))
-    assert all(words in text for words in ("'late'", "row 7", f"{value:g}", support))
 
 
 def test_fields_that_are_missing_or_misshapen():

@@ -204,7 +204,6 @@ def within_another(y):
         (two_plates, "2 plates over the rows"),
         (observed(penalised), "the factor site 'penalty' lies outside"),
         (observed(lambda y: normal(y.mean(), 1.0)), "the prior changes with the rows"),
-        (observed(lambda y: normal(), lambda y: y - y.mean()), "changes with the other rows"),
         (observed(lambda y: numpyro.sample("k", dist.Bernoulli(0.5))), "'k' is discrete"),
         (observed(within_another), "the support of 'b' depends"),
         (observed(lambda y: numpyro.param("a", 1.0)), "numpyro.param, which has no prior"),

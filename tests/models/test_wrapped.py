@@ -147,9 +147,7 @@ def test_starts_match_init():
     [
         (lambda: M.Network("net", PARAMS), "apply must be a function"),
         (lambda: M.Network(by_hand, {}), "floating-point arrays"),
-        (lambda: M.Network(by_hand, PARAMS | {"step": np.arange(3)}), "floating-point arrays"),
         (lambda: M.Network(by_hand, PARAMS | {"key": jax.random.key(1)}), "floating-point arrays"),
-        (lambda: M.Network(by_hand, PARAMS, likelihood="poisson"), "likelihood"),
         (lambda: M.Network(by_hand, PARAMS).check(mo.Rows(x=X, y=Y + 1)), "4 classes"),
         (lambda: M.Network(by_hand, PARAMS).check(mo.Rows(x=X[:, :2], y=Y)), "apply fails"),
         (lambda: M.Network(by_hand, PARAMS, likelihood="gaussian").check(ROWS), "one mean per row"),

@@ -86,8 +86,6 @@ def test_draws_are_thinned_evenly_and_the_original_is_left_alone(problem):
 
 def test_what_cannot_be_corrected_is_refused(problem):
     post = normal_draws(problem, shift=0.1)
-    other = Conjugate(n=70, d=2)
-    refused(mo.SettingError, "80 rows, but 70", post.correct, other.rows, progressbar=False)
     few = {name: x[:, :2] for name, x in post.draws.items()}
     for words, one in {
         "8 draws are too few to be corrected": bare(

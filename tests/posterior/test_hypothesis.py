@@ -97,7 +97,6 @@ def test_weights_and_signs_count(signed):
         ("__import__('os').system('ls') < dose", "there is no"),
         ("log(-dose) < 1", "not a finite number"),
         (3, "a hypothesis is a text"),
-        ([], "at least one"),
     ],
 )
 def test_what_is_no_hypothesis_is_refused(post, text, words):

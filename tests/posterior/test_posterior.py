@@ -108,7 +108,6 @@ def test_datatree_of_signed_draws_says_so(signed):
     [
         ({"draws": {"a": np.zeros(5)}}, "start with"),
         ({"stats": {"lp": np.zeros((4, 3))}}, "'lp' has shape"),
-        ({"labels": {"a": ("x",)}}, "lengths"),
         ({"labels": {"a": (("x", "y"), ("z",))}}, "lengths"),
     ],
 )

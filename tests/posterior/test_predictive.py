@@ -306,17 +306,11 @@ def test_few_draws_and_odd_seeds_are_refused(gaussian):
 
 def test_what_cannot_be_checked_is_refused():
     x = np.ones((4, 1))
-    times = mo.Rows(x=x, y=[1.0, 2, 3, 4], event=[1, 0, 1, 1])
     trials = mo.Rows(x=x, y=[1.0, 2, 3, 4], trials=[5, 5, 5, 5])
     post = known(mo.models.Binomial(), trials, np.zeros(1), 0.0)
     refused(DataError, "depend on the field 'trials'", post.predictive, {"x": x})
-    refused(SettingError, "prob, the probability of an interval", post.ppc, prob=3)
     with pytest.raises(SettingError, match="does not hold its rows"):
         bare(post.predictor.model, post.draws).ppc()
-    own = mo.Model(lambda t: 0.0, lambda t, b: -((b["y"] - t["m"]) ** 2), {"m": 0.0},
-                   predict=lambda t, b: b["x"][:, 0] * t["m"])  # fmt: skip
-    mine = made(own, times, {"m": np.zeros((1, 10))})
-    refused(SettingError, "does not say how outcomes are drawn", mine.predictive)
 
 
 # New groups ----------------------------------------------------------------------------------

@@ -84,9 +84,6 @@ def test_capacity_does_not_change_draws(rows, whole, monkeypatch):
     [
         ({"random_seed": 6}, "seed"),
         ({"draws": 41}, "draws"),
-        ({"tune": 99}, "tune"),
-        ({"chains": 3}, "chains"),
-        ({"method": "nuts"}, "method"),
         ({"method": mo.HMC(trajectory=1.0)}, "method"),
         ({"rows": gaussian_rows(150, seed=99)}, "rows is"),
         ({"model": mo.models.Gaussian(scale=0.8)}, "model is"),
