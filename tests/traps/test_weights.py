@@ -161,3 +161,22 @@ def test_offsets_and_weights_of_rows_are_not_ignored(table):
     again = rows_of("y ~ .", rows, "weight", offset="offset")
     assert (again.columns, set(again.fields)) == (("x",), {"x", "y", "offset", "weight"})
     assert rows_of("y ~ x + weight + offset(offset)", rows).columns == ("x", "weight")
+
+
+def test_weights_that_a_table_lost_are_missed(table):
+    """Every row would count once, or a digest would subtract what it never added."""
+    settings = {"family": "gaussian", "random_seed": 1, "progressbar": False}
+    post = mo.fit("y ~ x", table, weights="times", **settings)
+    digest = mo.digest(post, table, random_seed=1, progressbar=False)
+    assert len(digest.remove(table[:5])) == len(table) - 5  # with its weights it is taken
+    lost = table.drop(columns="times")
+    asked = (
+        lambda: mo.digest(post, lost, random_seed=1, progressbar=False),
+        lambda: digest.remove(lost[:5]),
+        lambda: digest.add(lost[:5]),
+        lambda: post.loo(lost),
+    )
+    for ask in asked:
+        with pytest.raises(mo.DataError, match="have weights and these have none"):
+            ask()
+    assert np.isfinite(post.score(lost).log_density)  # every row counts once, as it says

@@ -57,7 +57,7 @@ from modicum.passes import (
 from modicum.passes.curvature import Curvature, expanded_prior, flat_prior, whitening_factor
 from modicum.passes.hyperparameters import settle
 from modicum.posterior import FitRows, Posterior
-from modicum.posterior.fit_rows import rows_like, rows_of_fit
+from modicum.posterior.fit_rows import rows_of_fit, whole_rows_like
 from modicum.progress import Progressbar, phase
 from modicum.random import fresh_seed
 from modicum.rows import Rows, RowsSchema
@@ -438,7 +438,7 @@ class Digest:
     def rows_like(self, rows: object) -> Rows:
         """Return rows with the digest's columns, levels and type, from rows or a table."""
         try:
-            made = rows_like(rows, self.fit_rows, outcome=True)
+            made = whole_rows_like(rows, self.fit_rows)
         except NewLevelError as fault:
             if self.schema.encoding is None:
                 raise

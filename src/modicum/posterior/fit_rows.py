@@ -272,6 +272,20 @@ def rows_like(
     return None
 
 
+def whole_rows_like(data: object, fit: FitRows | None, **how: Any) -> Rows | None:
+    """Return what `rows_like` does, with outcomes, and with weights if those of the fit have them.
+
+    Elsewhere weights are left to the rows: without them, a score counts every row once.
+    """
+    rows = rows_like(data, fit, True, **how)
+    if rows is None or fit is None or "weight" not in fit.schema.fields or "weight" in rows.fields:
+        return rows
+    raise DataError(
+        "the rows of the fit have weights and these have none, so that each would count once: give "
+        "the column of weights too."
+    )
+
+
 def _coded_alike(theirs: RowsSchema, ours: RowsSchema) -> bool:
     """Whether factors are held in the same way, with the same levels.
 
@@ -288,7 +302,7 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
     encoding = None if fit is None else fit.encoding
     drop, field = (encoding.drops, encoding.largest_group) if encoding else (False, None)
     try:
-        made = rows_like(rows, fit, True, dtype=fit and fit.dtype, drop=drop)
+        made = whole_rows_like(rows, fit, dtype=fit and fit.dtype, drop=drop)
     except NewLevelError as fault:
         if encoding is None:
             raise
