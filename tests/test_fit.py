@@ -48,7 +48,7 @@ def post(frame):
 
 def test_a_frame_gives_the_posterior_of_arrays(frame, post):
     """Dense columns are the same target, so the same method gives the same draws up to rounding."""
-    made = read_formula(FORMULA, frame, weights="count", progressbar=False).rows
+    made = read_formula(FORMULA, frame, weights="count", progressbar=False)
     assert made.coding is not None
     batch = made.slice(0, len(made))
     x = made.coding.densely(batch)
@@ -69,7 +69,7 @@ def test_a_frame_gives_the_posterior_of_arrays(frame, post):
 def test_the_mode_is_statsmodels(frame):
     sm = pytest.importorskip("statsmodels.api")
     formulaic = pytest.importorskip("formulaic")
-    rows = read_formula(FORMULA, frame, weights="count", progressbar=False).rows
+    rows = read_formula(FORMULA, frame, weights="count", progressbar=False)
     flat = mo.models.Logistic(prior_scale=1e6, intercept_scale=1e6)
     mode = LogPosterior(model_for(rows, flat).model, rows).mode(within=1e-9)
     matrix = formulaic.model_matrix("carrier + bs(hour, df=5) + dist:carrier + flag", frame)
@@ -107,7 +107,7 @@ def test_predictions_go_by_the_fits_encoding(frame, post):
 
 
 def test_scores_and_corrections_take_the_table(frame, post):
-    rows = read_formula(FORMULA, frame, weights="count", progressbar=False).rows
+    rows = read_formula(FORMULA, frame, weights="count", progressbar=False)
     assert post.score(frame).log_density == post.score(rows).log_density
     # weights are used if present, but are not required
     assert post.score(frame.drop(columns="count")).log_density != post.score(frame).log_density
@@ -141,17 +141,17 @@ def test_a_store_is_a_table_too(frame, tmp_path):
         frame, tmp_path / "s", outcome="late", categorical=["carrier", "flag"], dtype="float64",
         progressbar=False,
     )  # fmt: skip
-    of_store = read_formula("late ~ carrier * dist", tmp_path / "s", progressbar=False).rows
-    of_frame = read_formula("late ~ carrier * dist", frame, progressbar=False).rows
+    of_store = read_formula("late ~ carrier * dist", tmp_path / "s", progressbar=False)
+    of_frame = read_formula("late ~ carrier * dist", frame, progressbar=False)
     assert store.columns != of_store.columns
     assert of_store.fingerprint() == of_frame.fingerprint()
-    coded = read_formula("late ~ carrier + hour", of_frame_rows(frame), progressbar=False).rows
-    again = read_formula("late ~ carrier + hour", frame, progressbar=False).rows
+    coded = read_formula("late ~ carrier + hour", of_frame_rows(frame), progressbar=False)
+    again = read_formula("late ~ carrier + hour", frame, progressbar=False)
     assert coded.fingerprint() == again.fingerprint()
 
 
 def of_frame_rows(frame):
-    return read_formula("late ~ hour + carrier + dist", frame, progressbar=False).rows
+    return read_formula("late ~ hour + carrier + dist", frame, progressbar=False)
 
 
 def test_missing_values_are_refused_or_dropped(frame):
@@ -163,9 +163,9 @@ def test_missing_values_are_refused_or_dropped(frame):
     with pytest.raises(mo.DataError, match="column 'carrier' holds a missing value in row 8"):
         read_formula(FORMULA, holes, progressbar=False)
     made = read_formula(FORMULA, holes, missing="drop", progressbar=False)
-    assert made.dropped == 3
-    rest = read_formula(FORMULA, frame.drop(index=[3, 8, 11]), progressbar=False).rows
-    assert made.rows.fingerprint() == rest.fingerprint()
+    assert made.schema.encoding.dropped == 3
+    rest = read_formula(FORMULA, frame.drop(index=[3, 8, 11]), progressbar=False)
+    assert made.fingerprint() == rest.fingerprint()
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         post = mo.fit("late ~ dist", holes, missing="drop", progressbar=False, **SETTINGS)
@@ -249,7 +249,7 @@ def test_classes_go_by_their_levels(frame):
     with unwarned():  # of so few draws
         post = mo.fit("carrier ~ 1", frame, "softmax", progressbar=False, **SETTINGS)
     assert list(post.summary().index) == ["intercept[AA]", "intercept[DL]"]
-    rows = read_formula("carrier ~ dist", frame, progressbar=False).rows
+    rows = read_formula("carrier ~ dist", frame, progressbar=False)
     labels = mo.models.Ordinal().labels(rows)
     assert labels["cutpoint"] == (("AA|DL", "DL|UA"),)
 

@@ -40,7 +40,7 @@ def post(request, frame):
 
 
 def names(formula, frame, how):
-    rows = read_formula(formula, frame, progressbar=False).rows
+    rows = read_formula(formula, frame, progressbar=False)
     return dict(model_for(rows, "logistic", None, how).model.resolved(rows).labels(rows))
 
 
@@ -89,7 +89,7 @@ SLOPES = {  # what multiplies each effect, by hand
 @pytest.mark.parametrize("term", SLOPES)
 def test_slopes_of_numbers_and_factors(frame, common, term):
     """The predictor is the common terms plus each ward's effects times their columns."""
-    rows = read_formula(f"well ~ {common} + {term}", frame, progressbar=False).rows
+    rows = read_formula(f"well ~ {common} + {term}", frame, progressbar=False)
     model = model_for(rows, "logistic", None, "explicit").model.resolved(rows)
     rng, labels = np.random.default_rng(1), model.labels(rows)
     shapes = {name: len(entries[0]) for name, entries in labels.items()}
@@ -172,7 +172,7 @@ def test_saved_and_loaded(frame, post, tmp_path):
         return
     refused(mo.SettingError, "need the rows of the fit", loaded.predict, new, groups="known")
     refused(mo.SettingError, "a file does not keep", loaded.effects, "ward")
-    rows = read_formula(FORMULA, frame, progressbar=False).rows
+    rows = read_formula(FORMULA, frame, progressbar=False)
     for given in (rows, frame):
         again = loaded.effects("ward", rows=given)
         np.testing.assert_allclose(again["mean"], post.effects("ward")["mean"], atol=1e-6)
@@ -237,7 +237,7 @@ def test_remedies_are_true(careless):
     exponential = {"group_sd": mo.priors.Exponential(1)}
     with pytest.raises(mo.SettingError, match=r"HalfNormal prior .*; use groups='explicit'"):
         mo.fit(FORMULA, careless, priors=exponential, groups="integrate", **quiet)
-    rows = read_formula(FORMULA, careless, **quiet).rows
+    rows = read_formula(FORMULA, careless, **quiet)
     assert model_for(rows, "logistic", exponential, "explicit").tuning["groups"]["value"]
     infinite = careless.assign(age=np.where(np.arange(len(careless)) == 3, np.inf, 1.0))
     with pytest.raises(mo.DataError, match="'age' holds inf: replace it"):
@@ -250,9 +250,9 @@ def test_remedies_are_true(careless):
 def test_a_store_lies_in_the_order_of_its_largest_group(frame, tmp_path):
     """Its effects can be integrated out; a table in another order still matches the fit."""
     formula = "well ~ dose + (1 | site) + (1 | ward)"
-    store = read_formula(formula, frame, store=tmp_path / "s", progressbar=False).rows
+    store = read_formula(formula, frame, store=tmp_path / "s", progressbar=False)
     ordered = frame.sort_values("ward", kind="stable")
-    memory = read_formula(formula, ordered, progressbar=False).rows
+    memory = read_formula(formula, ordered, progressbar=False)
     assert store.is_store
     assert store.fingerprint() == memory.fingerprint()
     known = FitRows.of(store)

@@ -31,7 +31,7 @@ from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.formula.parsing import COUNT
-from modicum.rows.reading import Missing, TableFiles, TableRows, read_formula
+from modicum.rows.reading import Missing, TableFiles, read_formula
 from modicum.run.chains import ChainCount, Parallel
 from modicum.sample import RunSettings, draw, repeatable
 
@@ -172,17 +172,17 @@ def fit(
         defaults = signature(fit).parameters
         no_effect = [name for name in OF_TABLES if asked[name] != defaults[name].default]
         has_groups = _check_digest(formula, data, no_effect, groups)
-        table_rows = TableRows(data.pool.rows, 0)
-        held = model_for(table_rows.rows, family, priors, "explicit" if has_groups else groups)
-        post = draw(held.model, data, settings, origin_of(table_rows, held, None))
+        rows = data.pool.rows
+        held = model_for(rows, family, priors, "explicit" if has_groups else groups)
+        post = draw(held.model, data, settings, origin_of(rows, held, None))
         return repeatable(post, fit, asked)
     how: dict[str, Any] = {name: asked[name] for name in OF_TABLES}
     how |= {"progressbar": progressbar, "by_class": by_class}
-    table_rows = read_formula(formula, data, **how)
+    rows = read_formula(formula, data, **how)
     no_chain = settings.sampler().may_draw_normals
-    held = model_for(table_rows.rows, family, priors, groups, no_chain)
-    origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
-    return repeatable(draw(held.model, table_rows.rows, settings, origin), fit, asked)
+    held = model_for(rows, family, priors, groups, no_chain)
+    origin = origin_of(rows, held, TableFiles.of(data, encoding))
+    return repeatable(draw(held.model, rows, settings, origin), fit, asked)
 
 
 def one_text(formula: object) -> str:
@@ -424,18 +424,19 @@ def _with_field(model: LinearPredictorModel, outcome: str, field: str) -> str:
     return f"'{outcome} | {field}(COLUMN) ~ ...'" + (f", where {meaning}" if meaning else "")
 
 
-def origin_of(table_rows: TableRows, formula_model: FormulaModel, table: object) -> Origin:
+def origin_of(rows: Rows, formula_model: FormulaModel, table: object) -> Origin:
     """Return what a posterior records of a fit: formula, outcome levels, dropped rows, table."""
-    encoding = table_rows.rows.schema.encoding
+    encoding = rows.schema.encoding
     assert encoding is not None
-    outcome, dropped = encoding.outcome, table_rows.dropped
+    outcome = encoding.outcome
+    dropped = 0 if table is None else encoding.dropped  # a digest reads no table
     settings: dict[str, object] = {"formula": encoding.formula}
     if outcome is not None and outcome.levels:
         settings["outcome_levels"] = {str(level): i for i, level in enumerate(outcome.levels)}
     doubts = []
     if dropped:
         settings["dropped_rows"] = dropped
-        total = dropped + len(table_rows.rows)
+        total = dropped + len(rows)
         doubts = [
             ModicumWarning(
                 "rows-dropped",

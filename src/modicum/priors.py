@@ -76,7 +76,7 @@ def default(
         text = one_text(formula)
         how: dict[str, Any] = {"offset": offset, "weights": weights, "missing": missing}
         how |= {"progressbar": False, "matrices": matrices, "by_class": has_classes(family)}
-        rows = read_formula(text, data, **how).rows
+        rows = read_formula(text, data, **how)
         model = model_for(rows, family, priors, groups).model
     else:
         chosen: Any = family if data is None else data  # `default(rows, family)`

@@ -356,7 +356,7 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
         (name,) = settled
         with pytest.raises(mo.SettingError, match=f"{name} would have no effect: leave {name} out"):
             mo.fit("well ~ dose + ward", made, **settled, **settings)
-    grouped = read_formula("well ~ (1 | ward)", trips, progressbar=False).rows.schema
+    grouped = read_formula("well ~ (1 | ward)", trips, progressbar=False).schema
     with_groups = replace(made, fit_rows=replace(made.fit_rows, schema=grouped))
     with pytest.raises(mo.SettingError, match="groups='integrate' would have no effect"):
         mo.fit("well ~ (1 | ward)", with_groups, groups="integrate", **settings)
@@ -366,7 +366,7 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
 
 
 def encoded(formula, table):
-    return read_formula(formula, table, progressbar=False).rows
+    return read_formula(formula, table, progressbar=False)
 
 
 def test_columns_encoded_otherwise_are_not_added(tmp_path):

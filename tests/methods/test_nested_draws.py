@@ -88,7 +88,7 @@ def test_a_density_without_its_determinant_is_noticed(monkeypatch):
 def test_numpy_and_compiled_code_agree_on_the_log_density_of_the_proxy():
     rng = np.random.default_rng(2)
     table = few_groups(8, 20, 0.3).assign(x=rng.normal(size=160), h=rng.integers(0, 5, 160))
-    rows = read_formula("y ~ x + (x | g) + (1 | h)", table, progressbar=False).rows
+    rows = read_formula("y ~ x + (x | g) + (1 | h)", table, progressbar=False)
     task = task_of(model_for(rows, "logistic", None, "explicit").model, rows)
     with jax.enable_x64(True):
         weights = weigh(StudySettings(), task, task.anchor_at_mode())

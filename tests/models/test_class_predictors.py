@@ -37,7 +37,7 @@ def table():
 
 
 def target_of(formula, table, family, priors=None):
-    rows = read_formula(formula, table, progressbar=False, by_class=family == "softmax").rows
+    rows = read_formula(formula, table, progressbar=False, by_class=family == "softmax")
     return Target.of(model_for(rows, family, priors).model, rows)[0], rows
 
 
@@ -185,7 +185,7 @@ def test_counts_are_rows_of_one_outcome_each(counted, right):
     t = np.random.default_rng(7).normal(size=(2, 20))
 
     def rise(formula, table, family):
-        rows = read_formula(formula, table, progressbar=False, by_class=True).rows
+        rows = read_formula(formula, table, progressbar=False, by_class=True)
         target = Target.of(model_for(rows, family).model, rows)[0]
         batch = rows.slice(0, len(rows))
         log = jax.jit(lambda at: target.log_likelihood(at, batch).sum())
@@ -211,7 +211,7 @@ def test_counts_have_the_density_of_scipy_and_are_drawn_from_it():
 
 def test_two_counts_are_successes_and_failures(counted):
     formulas = ["cbind(red, blue) ~ x", "red | trials(red + blue) ~ x"]
-    rows = [read_formula(formula, counted, progressbar=False).rows for formula in formulas]
+    rows = [read_formula(formula, counted, progressbar=False) for formula in formulas]
     for name in ("y", "trials"):
         np.testing.assert_array_equal(*(each.slice(0, 50)[name] for each in rows))
 

@@ -149,16 +149,16 @@ def _table(n=60):
 
 def test_a_formula_says_what_is_known():
     names = ("y", "cens", "y2")
-    by_name = read_formula("y | cens(how, late) ~ x", _table()).rows
-    by_code = read_formula("y | cens(code, y2=late) + trunc(lb=0, ub=40) ~ x", _table()).rows
+    by_name = read_formula("y | cens(how, late) ~ x", _table())
+    by_code = read_formula("y | cens(code, y2=late) + trunc(lb=0, ub=40) ~ x", _table())
     for name in names:
         np.testing.assert_array_equal(by_name.slice(0, 60)[name], by_code.slice(0, 60)[name])
     assert set(zip(*(by_code.slice(0, 60)[end] for end in ("lb", "ub")), strict=True)) == {
         (0.0, 40.0)
     }
-    right = read_formula("y | cens(y > 3) ~ x", _table()).rows.slice(0, 60)
+    right = read_formula("y | cens(y > 3) ~ x", _table()).slice(0, 60)
     np.testing.assert_array_equal(right["cens"], right["y"] > 3)
-    added = read_formula("y | se(s, sigma=TRUE) ~ x", _table()).rows
+    added = read_formula("y | se(s, sigma=TRUE) ~ x", _table())
     assert {"se", "added_se"} & set(added.fields) == {"added_se"}
 
 

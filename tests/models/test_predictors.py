@@ -29,7 +29,7 @@ def table():
 
 
 def read(formula, table, family="gaussian"):
-    rows = read_formula(formula, table, progressbar=False).rows
+    rows = read_formula(formula, table, progressbar=False)
     return Target.of(model_for(rows, family, groups=None).model, rows)[0], rows
 
 
@@ -113,7 +113,7 @@ def test_saved_fits_and_digests_keep_all_predictors(table, tmp_path):
 
 
 def test_priors_by_predictor(table):
-    rows = read_formula("y ~ x + f; scale ~ x + f", table, progressbar=False).rows
+    rows = read_formula("y ~ x + f; scale ~ x + f", table, progressbar=False)
     given = {
         "common": mo.priors.Normal(0, 1),
         "scale.common": mo.priors.Normal(0, 2),

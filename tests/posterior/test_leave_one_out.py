@@ -336,7 +336,7 @@ def test_densities_and_probabilities_are_not_compared_unquestioned():
 def stored_by_group(table, group, folder, effects=None):
     """Return a made-up posterior of rows in the order of groups, or of the table."""
     formula = f"y ~ x + (1 | {group})"
-    rows = read_formula(formula, table, missing="drop", store=folder, progressbar=False).rows
+    rows = read_formula(formula, table, missing="drop", store=folder, progressbar=False)
     model = model_for(rows, mo.models.Gaussian(scale=SCALE), groups="explicit").model
     rng = np.random.default_rng(1)
     levels = len(rows.levels[group])
@@ -416,7 +416,7 @@ def test_groups_are_called_by_their_names():
     rng = np.random.default_rng(4)
     table = pd.DataFrame({"x": X[:, 0], "y": Y, "clinic": rng.choice(["ham", "ely"], N)})
     table.loc[:1, ["y", "clinic"]] = [[40.0, "york"], [40.0, "york"]]
-    rows = read_formula("y ~ x + (1 | clinic)", table, progressbar=False).rows
+    rows = read_formula("y ~ x + (1 | clinic)", table, progressbar=False)
     model = model_for(rows, mo.models.Gaussian(scale=SCALE), groups="integrate").model
     draws = {
         "beta": rng.normal(0.5, 0.02, (2, 200, 1)),

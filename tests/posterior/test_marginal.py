@@ -29,7 +29,7 @@ def made(model, rows, **draws):
 
 def of_formula(formula, table, model, draws=None, **settings):
     """Return made-up draws (of all columns, unless given) for a formula and its table."""
-    rows = read_formula(formula, table, progressbar=False, **settings).rows
+    rows = read_formula(formula, table, progressbar=False, **settings)
     if draws is None:
         beta = RNG.normal(size=(1, 60, len(rows.columns)))
         draws = {"beta": beta, "intercept": beta[..., 0]}

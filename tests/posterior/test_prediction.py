@@ -114,7 +114,7 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     rng = np.random.default_rng(3)
     table = pd.DataFrame({"x": rng.normal(size=60), "ward": list("abc") * 20, "bed": [1, 2] * 30})
     formula = "y ~ x + (1 | ward) + (1 | ward:bed)"
-    rows = read_formula(formula, table.assign(y=table["x"]), progressbar=False).rows
+    rows = read_formula(formula, table.assign(y=table["x"]), progressbar=False)
     draws = {
         "beta": rng.normal(size=(2, 40, 1)),
         "intercept": rng.normal(size=(2, 40)),

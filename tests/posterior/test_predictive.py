@@ -198,7 +198,7 @@ def test_residuals_by_a_column_of_a_table_whose_rows_are_in_another_order(tmp_pa
     )
     table.loc[7, "dose"] = np.nan
     settings = {"missing": "drop", "store": tmp_path / "rows", "progressbar": False}
-    rows = read_formula("y ~ dose + (1 | ward)", table, **settings).rows
+    rows = read_formula("y ~ dose + (1 | ward)", table, **settings)
     draws = fixed(50, beta=[0], intercept=1, group_sd=[1], **{"1|ward": np.zeros(9)})
     model = mo.models.Gaussian(scale=1.0, groups=("ward",))
     post = made(model.resolved(rows), rows, draws, table=table)
@@ -326,7 +326,7 @@ def multilevel(how):
     table = pd.DataFrame({"x": rng.normal(size=80), "site": list("abcd") * 20})
     table["ward"] = np.arange(80) % 10
     formula = "y ~ x + (1 + x | site) + (1 | site:ward)"
-    rows = read_formula(formula, table.assign(y=table["x"]), progressbar=False).rows
+    rows = read_formula(formula, table.assign(y=table["x"]), progressbar=False)
     model = model_for(rows, mo.models.Gaussian(scale=NOISE), None, how).model.resolved(rows)
     sds = {"site": SIGMA[0, 0] ** 0.5, "site:x": SIGMA[1, 1] ** 0.5, "site:ward": INSIDE}
     labels = model.labels(rows)

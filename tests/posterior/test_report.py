@@ -63,7 +63,7 @@ def posterior(**changes):
     table["dest"] = RNG.choice(["ORD", EVIL], n)
     table["late"] = RNG.random(n) < 0.4
     formula = f"late ~ bs(hour, df=4) + ward + `{EVIL}`"
-    rows = read_formula(formula, table, progressbar=False).rows
+    rows = read_formula(formula, table, progressbar=False)
     beta = RNG.normal(0, 0.2, size=(4, 200, len(rows.columns)))
     model = mo.models.Logistic().resolved(rows)
     settings = {"formula": formula, "method": "hmc-ecs", "rows": n, "seed": 3, "tune": 100}
@@ -120,7 +120,7 @@ def test_counts_are_those_of_one_unit_of_exposure_and_products_are_shown_togethe
     table["fuel"] = RNG.choice(["gas", "diesel"], 90)
     table["n"] = RNG.poisson(table["km"])
     formula = "n ~ age * fuel + offset(log(km))"
-    rows = read_formula(formula, table, progressbar=False).rows
+    rows = read_formula(formula, table, progressbar=False)
     draws = {"beta": RNG.normal(0, 0.1, size=(2, 60, 3)), "intercept": RNG.normal(size=(2, 60))}
     post = made(mo.models.Poisson().resolved(rows), rows, draws, table=table)
     read = Page(post.report(tmp_path / "counts.html").read_text())
@@ -135,7 +135,7 @@ def test_counts_are_those_of_one_unit_of_exposure_and_products_are_shown_togethe
 
 def test_groups_are_sorted_by_what_is_expected_of_them(tmp_path):
     table = pd.DataFrame({"x": RNG.normal(size=90), "site": list("abc") * 30})
-    rows = read_formula("y ~ x + (1 | site)", table.assign(y=table["x"]), progressbar=False).rows
+    rows = read_formula("y ~ x + (1 | site)", table.assign(y=table["x"]), progressbar=False)
     model = mo.models.Gaussian(scale=1.0, groups=("site",)).resolved(rows)
     draws = {"beta": np.ones((2, 60, 1)), "intercept": np.zeros((2, 60))}
     draws |= {"group_sd": np.ones((2, 60, 1)), "1|site": np.tile([0.0, 2.0, 1.0], (2, 60, 1))}
@@ -250,7 +250,7 @@ def test_the_code_to_run_it_again_has_offset_and_weights():
     names = ("n", "age", "log_km", "log_years", "copies")
     table = pd.DataFrame({name: np.arange(1.0, 7.0) for name in names})
     fields = {"offset": "log_years", "weights": "copies"}
-    rows = read_formula(formula, table, progressbar=False, **fields).rows
+    rows = read_formula(formula, table, progressbar=False, **fields)
     settings = {"formula": formula, "method": "hmc", "tune": 9, "seed": 1}
     post = posterior(settings=settings, fit_rows=FitRows.of(rows))
     code = code_for(post, mo.models.Poisson())

@@ -87,6 +87,6 @@ def test_store_sorted_by_group(tmp_path):
 
 def test_rows_of_a_formula_with_groups_alone_may_be_stored_again(tmp_path):
     frame = pd.DataFrame({"y": np.arange(8.0), "g": list("abcdabcd")})
-    rows = read_formula("y ~ 1 + (1 | g)", frame, progressbar=False).rows
+    rows = read_formula("y ~ 1 + (1 | g)", frame, progressbar=False)
     store = ingest(rows, tmp_path / "s", dtype=None, progressbar=False)
     assert store.fingerprint() == rows.fingerprint()

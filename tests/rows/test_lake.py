@@ -84,9 +84,9 @@ def test_formulas_of_lakes(frame, hive):
     frame.to_feather(hive.parent / "a.feather")
     files = (hive, str(hive.parent / "*.feather"), ds.dataset(hive, partitioning="hive"))
     sources = (frame, *files, lazy, pa.Table.from_pandas(frame), iter([frame]))
-    made = [read_formula(formula, data, progressbar=False).rows for data in sources]
+    made = [read_formula(formula, data, progressbar=False) for data in sources]
     assert len({rows.fingerprint() for rows in made}) == 1
-    stored = read_formula(formula, hive, store=hive.parent / "s", progressbar=False).rows
+    stored = read_formula(formula, hive, store=hive.parent / "s", progressbar=False)
     assert stored.is_store
     assert (stored.fingerprint(), stored.schema) == (made[0].fingerprint(), made[0].schema)
     assert made[1].columns == ("a", "g[v]", "g[w]", "C(year)[2021]", "C(year)[2022]")
@@ -136,8 +136,8 @@ def test_booleans_and_numbers_in_one_column_are_refused(kind, formula, tmp_path)
     for outcomes, where in (((booleans, numbers), (0, 1)), ((numbers, booleans), (1, 0))):
         sentence = r"'y' holds booleans in .*{}(\..*)? and numbers in .*{}(\..*)?, ".format(*where)
         refused(mo.DataError, sentence, read, *outcomes)
-    assert len(read(booleans, booleans).rows) == 4
-    assert len(read(numbers, numbers).rows) == len(read(numbers, [1.0, 0.0]).rows) == 4
+    assert len(read(booleans, booleans)) == 4
+    assert len(read(numbers, numbers)) == len(read(numbers, [1.0, 0.0])) == 4
 
 
 @pytest.mark.parametrize(

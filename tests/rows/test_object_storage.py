@@ -126,15 +126,15 @@ def test_fits_keep_rows_in_the_cache_and_say_so(uri, table, tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     heard = []
     made = read_formula("y ~ a + g", uri(), progressbar=heard.append)
-    assert made.rows.is_store
+    assert made.is_store
     assert any("caching the rows" in event.phase for event in heard)
     heard.clear()
     again = read_formula("y ~ a + g", uri(), progressbar=heard.append)
-    assert again.rows.fingerprint() == made.rows.fingerprint()
+    assert again.fingerprint() == made.fingerprint()
     assert any("from the cache" in event.phase for event in heard)
     assert not any("ingest" in event.phase for event in heard)
-    local = read_formula("y ~ a + g", table, progressbar=False).rows
-    assert local.fingerprint() == made.rows.fingerprint()
+    local = read_formula("y ~ a + g", table, progressbar=False)
+    assert local.fingerprint() == made.fingerprint()
 
 
 # Stores on object storage ------------------------------------------------------------------
@@ -274,9 +274,9 @@ def test_a_missing_shard_a_damaged_one_and_other_files_are_clear_errors(uri, tab
 
 def test_a_formula_keeps_its_rows_there_and_takes_them_from_there(uri, table):
     place = uri("stores/formula")
-    made = read_formula("y ~ a + g", table, store=place, progressbar=False).rows
+    made = read_formula("y ~ a + g", table, store=place, progressbar=False)
     assert made.is_store
-    again = read_formula("y ~ a + g", place, progressbar=False).rows
-    local = read_formula("y ~ a + g", table, progressbar=False).rows
+    again = read_formula("y ~ a + g", place, progressbar=False)
+    local = read_formula("y ~ a + g", table, progressbar=False)
     assert made.fingerprint() == local.fingerprint()
     assert again.columns == local.columns

@@ -19,7 +19,7 @@ TABLE = pd.DataFrame(
 
 
 def columns_of(formula, table=TABLE, **options):
-    rows = read_formula(formula, table, progressbar=False, **options).rows
+    rows = read_formula(formula, table, progressbar=False, **options)
     (chunk,) = rows.chunks(len(rows))
     return rows.columns, np.asarray(chunk["x"])
 

@@ -92,7 +92,7 @@ def test_a_column_that_occurs_twice_is_named(frame):
     for table in (twice, arrow):
         with pytest.raises(mo.DataError, match="column 'x' occurs more than once"):
             read_formula("y ~ x", table, progressbar=False)
-    assert len(read_formula("y ~ g", twice, progressbar=False).rows) == 200  # x is not read
+    assert len(read_formula("y ~ g", twice, progressbar=False)) == 200  # x is not read
 
 
 def test_a_column_without_values_is_said_to_have_none(frame, tmp_path):
@@ -138,7 +138,7 @@ def test_an_outcome_does_not_explain_itself(frame, formula):
 
 
 def test_a_computed_outcome_may_have_its_column_as_a_term(frame):
-    assert read_formula("w > 0 ~ w", frame, progressbar=False).rows.columns == ("w",)
+    assert read_formula("w > 0 ~ w", frame, progressbar=False).columns == ("w",)
 
 
 def test_names_that_are_not_there_are_errors_of_both_kinds(post, tmp_path):

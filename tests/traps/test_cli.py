@@ -141,7 +141,7 @@ def test_the_length_of_a_run_is_refused_before_anything_is_read(csv, tmp_path, o
 def test_groups_are_compared_with_no_level_and_come_last(tmp_path):
     """Group effects once took all 60 lines of a truncated table."""
     table = pd.DataFrame({"y": [0.0, 1.0] * 4, "ward": list("aabb") * 2, "site": list("uvwx") * 2})
-    rows = read_formula("y ~ ward + (1 | site)", table, progressbar=False).rows
+    rows = read_formula("y ~ ward + (1 | site)", table, progressbar=False)
     said = describe_rows(rows, "file")
     assert "ward: 2 levels, compared with a" in said
     assert said.endswith("site: 4 groups")

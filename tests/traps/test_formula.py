@@ -20,7 +20,7 @@ from modicum.rows.reading import encode_table, read_formula
 
 
 def rows_of(formula, data, **settings):
-    return read_formula(formula, data, progressbar=False, **settings).rows
+    return read_formula(formula, data, progressbar=False, **settings)
 
 
 def column(rows, name):
@@ -408,7 +408,7 @@ def test_a_natural_spline_beside_an_intercept_is_centred():
     frame = pd.DataFrame({"y": [0, 1] * 20, "x": np.linspace(0, 1, 40) ** 2})
 
     def rank(formula):
-        x = read_formula(formula, frame, progressbar=False).rows.take(np.arange(40))["x"]
+        x = read_formula(formula, frame, progressbar=False).take(np.arange(40))["x"]
         return np.linalg.matrix_rank(np.c_[np.ones(40), x]) - x.shape[1]
 
     assert rank(f"y ~ {NATURAL}") == 1
@@ -421,7 +421,7 @@ def test_an_offset_counts_once():
     for formula in ("y ~ x + offset(`log n`)", "y ~ offset(`log n`) + offset(`log n`)"):
         with pytest.raises(mo.SettingError, match="the offset 'log n' is given twice"):
             read_formula(formula, table, offset="log n", progressbar=False)
-    rows = read_formula("y ~ x + offset(x)", table, offset="log n", progressbar=False).rows
+    rows = read_formula("y ~ x + offset(x)", table, offset="log n", progressbar=False)
     np.testing.assert_array_equal(rows.take([0, 1, 2])["offset"], [1.0, 3.0, 5.0])
 
 

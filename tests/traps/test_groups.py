@@ -70,7 +70,7 @@ def test_a_slope_far_from_its_intercepts_is_to_be_centred(frame: pd.DataFrame, h
         ("well ~ year + (0 + year | ward)", None),
         ("well ~ year + (year | ward)", {"ward": mo.priors.HalfNormal(500)}),
     ):
-        rows = read_formula(formula, dated, progressbar=False).rows
+        rows = read_formula(formula, dated, progressbar=False)
         model = model_for(rows, "logistic", priors, how).model
         model.resolved(rows)
 
@@ -86,10 +86,10 @@ def test_combinations_of_levels_with_colons_stay_apart() -> None:
     """("p", "q:r") and ("p:q", "r") are two groups, also in a new table."""
     outer, inner = ["p", "p:q", "p", "p:q"], ["q:r", "r", "r", 's"']
     table = pd.DataFrame({"outer": outer, "inner": inner, "y": [0.0, 1.0, 2.0, 3.0]})
-    rows = read_formula("y ~ 1 + (1 | outer:inner)", table, progressbar=False).rows
+    rows = read_formula("y ~ 1 + (1 | outer:inner)", table, progressbar=False)
     names = np.array(rows.levels["outer:inner"])[rows.slice(0, 4)["outer:inner"].astype(int)]
     assert names.tolist() == ['p:"q:r"', '"p:q":r', "p:r", '"p:q":"s"""']
-    known = read_formula("y ~ 1 + (1 | outer:inner)", table[1:], progressbar=False).rows
+    known = read_formula("y ~ 1 + (1 | outer:inner)", table[1:], progressbar=False)
     with pytest.raises(mo.DataError, match="a group that the rows of the fit did not have"):
         encode_table(FormulaEncoding.from_dict(known.schema.origin), table, outcome=False)
 
@@ -104,7 +104,7 @@ def test_where_times_overflow_near_the_mode_the_default_runs_nuts():
     time = np.exp(1 + slope * x / x.std() + offset) * rng.weibull(4.0, size=n)
     ends = np.quantile(time, 0.24) * rng.uniform(0.3, 1.7, size=n)
     table = {"y": np.minimum(time, ends), "seen": (time < ends) * 1, "x": x, "o": offset, "g": g}
-    rows = read_formula("y | event(seen) ~ x + offset(o) + (0 + x | g)", pd.DataFrame(table)).rows
+    rows = read_formula("y | event(seen) ~ x + offset(o) + (0 + x | g)", pd.DataFrame(table))
     model = model_for(rows, "weibull").model
     with pytest.raises(CrudeControlVariateError, match=r"not finite .* use method='nuts'"):
         planned(model, rows, mo.HMCECS())

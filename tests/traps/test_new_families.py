@@ -234,7 +234,7 @@ def test_ordered_classes_are_not_made_of_an_alphabet():
     ratings = pd.DataFrame({"x": np.arange(6.0), "r": ["low", "medium", "high"] * 2})
 
     def outcome(column, formula="r ~ x"):
-        rows = read_formula(formula, ratings.assign(r=column), progressbar=False).rows
+        rows = read_formula(formula, ratings.assign(r=column), progressbar=False)
         for name in ("ordinal", "stopping-ratio", "adjacent-category"):
             model_for(rows, name)
         return rows.outcome_levels
@@ -248,7 +248,7 @@ def test_ordered_classes_are_not_made_of_an_alphabet():
     for column in (ratings.r, ratings.r.astype("category")):
         with pytest.raises(mo.SettingError, match=r"in alphabetical order \('high', 'low'"):
             outcome(column)
-    model_for(read_formula("r ~ x", ratings, progressbar=False).rows, "softmax")  # needs no order
+    model_for(read_formula("r ~ x", ratings, progressbar=False), "softmax")  # needs no order
 
 
 def test_without_any_trial_the_posterior_is_the_prior():

@@ -112,7 +112,7 @@ def test_semicolons_with_decimal_commas(tmp_path):
     """As saved by European spreadsheets: the header has no comma, the other lines do."""
     path = tmp_path / "table.csv"
     path.write_text("x;y\n" + "1,5;0\n2,5;1\n" * 5)
-    assert read_formula("y ~ x", path).rows.slice(0, 2)["x"].tolist() == [[1.5], [2.5]]
+    assert read_formula("y ~ x", path).slice(0, 2)["x"].tolist() == [[1.5], [2.5]]
     path.write_text("x,y\n1,2\n3\n")
     with pytest.raises(mo.DataError, match="begin with a line of column names"):
         mo.fit("y ~ x", str(path), progressbar=False)
@@ -193,8 +193,8 @@ def test_text_that_the_files_of_a_lake_hold_in_several_ways(tmp_path):
         folder.mkdir()
         written(folder, "part.parquet", pa.table({"x": X[part, 0], "g": group, "y": Y[part]}))
         frames.append(pd.DataFrame({"x": X[part, 0], "g": ["a", "b"] * 10, "y": Y[part]}))
-    from_lake = read_formula("y ~ x + g", str(tmp_path), progressbar=False).rows
-    from_frame = read_formula("y ~ x + g", pd.concat(frames), progressbar=False).rows
+    from_lake = read_formula("y ~ x + g", str(tmp_path), progressbar=False)
+    from_frame = read_formula("y ~ x + g", pd.concat(frames), progressbar=False)
     assert from_lake.fingerprint() == from_frame.fingerprint()
     group = pa.array(range(20), pa.int32())  # numbers are not text
     written(folder, "odd.parquet", pa.table({"x": X[:20, 0], "g": group, "y": Y[:20]}))

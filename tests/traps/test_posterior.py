@@ -488,7 +488,7 @@ def test_rows_in_another_order_than_their_table_are_the_same(tmp_path):
     """A store is sorted by group: its rows are found in the table, and seen if they change."""
     table = flights()
     formula = "late ~ age + (1 | carrier)"
-    rows = read_formula(formula, table, store=tmp_path / "store", progressbar=False).rows
+    rows = read_formula(formula, table, store=tmp_path / "store", progressbar=False)
     encoding = FitRows.of(rows).encoding
 
     def sample():

@@ -103,8 +103,8 @@ def test_numbers_with_signs_are_not_levels(written, is_number, tmp_path):
             with pytest.raises(mo.DataError, match=r"numbers that are written .*write C\(x\)"):
                 read_formula("y ~ x", data, progressbar=False)
         else:
-            assert len(read_formula("y ~ x", data, progressbar=False).rows.columns) == 2
-        assert len(read_formula("y ~ C(x)", data, progressbar=False).rows.columns) == 2
+            assert len(read_formula("y ~ x", data, progressbar=False).columns) == 2
+        assert len(read_formula("y ~ C(x)", data, progressbar=False).columns) == 2
     stray = frame.assign(x=[*written[:2], "what"])
     if is_number:
         with pytest.raises(mo.DataError, match="'what' in row 2"):
@@ -203,7 +203,7 @@ def test_noise_is_asked_for_of_quantiles_too():
 def test_bins_of_pandas_are_levels_in_their_order(table):
     """Arrow turns the intervals of `pd.cut` into records; as text, (-2, 2] would come first."""
     bins = pd.cut(4 * table.x, [-30, -2, 2, 30])
-    rows = read_formula("y ~ bins", table.assign(bins=bins)).rows
+    rows = read_formula("y ~ bins", table.assign(bins=bins))
     assert rows.columns == ("bins[(-2, 2]]", "bins[(2, 30]]")
     assert list(rows.levels["bins"]) == [str(level) for level in bins.cat.categories]
     np.testing.assert_array_equal(rows.take(np.arange(200))["bins"], bins.cat.codes)
@@ -211,7 +211,7 @@ def test_bins_of_pandas_are_levels_in_their_order(table):
 
 def test_sparse_columns_are_numbers(table):
     sparse = table.assign(x=pd.arrays.SparseArray(table.x))
-    a, b = (read_formula("y ~ x", t).rows.take(np.arange(200))["x"] for t in (sparse, table))
+    a, b = (read_formula("y ~ x", t).take(np.arange(200))["x"] for t in (sparse, table))
     np.testing.assert_array_equal(a, b)
 
 
@@ -236,7 +236,7 @@ def test_a_first_file_without_values_does_not_say_what_columns_hold(tmp_path):
         getattr(table.iloc[:0].astype(object), write)(folder / f"a.{write[3:]}", index=False)
         getattr(table.assign(x=None), write)(folder / f"b.{write[3:]}", index=False)
         getattr(table, write)(folder / f"c.{write[3:]}", index=False)
-        rows = read_formula("y ~ x + g", folder, missing="drop", progressbar=False).rows
+        rows = read_formula("y ~ x + g", folder, missing="drop", progressbar=False)
         assert rows.slice(0, len(rows))["x"][:, 0].tolist() == [1, 2, 3]
         with pytest.raises(mo.DataError, match="'x' holds a missing value in row 0"):
             read_formula("y ~ x + g", folder, progressbar=False)
@@ -246,5 +246,5 @@ def test_a_first_file_of_narrow_numbers_does_not_round_the_others(tmp_path):
     table = pd.DataFrame({"x": [1.0, 0.1], "y": [0.0, 1.0]})
     table.astype("float32").to_parquet(tmp_path / "a.parquet")
     table.to_parquet(tmp_path / "b.parquet")
-    rows = read_formula("y ~ x", tmp_path, progressbar=False).rows
+    rows = read_formula("y ~ x", tmp_path, progressbar=False)
     assert rows.slice(3, 4)["x"][0, 0] == 0.1

@@ -39,7 +39,7 @@ def repeated(table):
 
 
 def rows_of(formula, data, weight=None, **settings):
-    return read_formula(formula, data, weights=weight, progressbar=False, **settings).rows
+    return read_formula(formula, data, weights=weight, progressbar=False, **settings)
 
 
 def states(rows):

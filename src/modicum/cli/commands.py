@@ -336,14 +336,14 @@ def fit(
         with result_folder(out, overwrite, report) as about_to_write:
             after_a_stop("run the same command again to continue.")
             how = (overwrite, encoding, formula, missing, has_classes(model), matrix or ())
-            made = read_rows(data, columns, out, say, *how)
-            say.print(describe_rows(made.rows, data))
+            rows = read_rows(data, columns, out, say, *how)
+            say.print(describe_rows(rows, data))
             held, origin = FormulaModel(model, {}), WITHOUT_TABLE
             if formula is not None:
                 no_chain = settings.sampler().may_draw_normals
-                held = model_for(made.rows, model, None, hold_effects, no_chain)
-                origin = origin_of(made, held, TableFiles.of(data, encoding))
-            post = sample_rows(held.model, made.rows, settings, say, origin)
+                held = model_for(rows, model, None, hold_effects, no_chain)
+                origin = origin_of(rows, held, TableFiles.of(data, encoding))
+            post = sample_rows(held.model, rows, settings, say, origin)
             about_to_write()
             table = write_results(post, out, prob)
             if report:

@@ -28,7 +28,7 @@ from modicum.posterior import Posterior
 from modicum.results import Origin
 from modicum.rows import Rows, ingest
 from modicum.rows.lake import Listing
-from modicum.rows.reading import Missing, TableRows, is_store, read_formula
+from modicum.rows.reading import Missing, is_store, read_formula
 from modicum.run.chains import ChainCount
 from modicum.sample import RunSettings, draw
 
@@ -242,7 +242,7 @@ def read_rows(
     missing: str = "refuse",
     by_class: bool = False,
     matrices: Sequence[str] = (),
-) -> TableRows:
+) -> Rows:
     """Open a row store, or read files into OUT/rows unless they are there already."""
     require_path(data)
     if formula is None and is_store(data):
@@ -254,7 +254,7 @@ def read_rows(
                 f"{place_name(data)} is a row store, whose columns were chosen when it was made "
                 f"(outcome {rows.outcome!r}): leave out the options that name columns."
             )
-        return TableRows(rows, 0)
+        return rows
     if formula is None and columns["outcome"] is None:
         raise SettingError(
             "name the column of the outcome with --outcome NAME, or give a formula after the data."
@@ -271,10 +271,10 @@ def read_rows(
         origin |= {"formula": formula, "missing": missing, "by_class": by_class}
         origin["matrices"] = {name: Listing.of([path]).identity for name, path in tables.items()}
 
-    def make(store: Path) -> TableRows:
+    def make(store: Path) -> Rows:
         always: Values = {"overwrite": True, "encoding": encoding, "progressbar": not say.quiet}
         if formula is None:
-            return TableRows(ingest(data, store, **columns, **always), 0)
+            return ingest(data, store, **columns, **always)
         return read_formula(
             formula,
             data,
@@ -305,11 +305,11 @@ def _tables(matrices: Sequence[str], formula: str | None) -> dict[str, str]:
 
 def stored_rows(
     origin: dict[str, object],
-    make: Callable[[Path], TableRows],
+    make: Callable[[Path], Rows],
     data: str,
     out: Path,
     overwrite: bool,
-) -> TableRows:
+) -> Rows:
     """Return the rows in OUT/rows, made again only if their origin has changed.
 
     Their origin is files, columns and formula. A store there that `fit` did not make is replaced
@@ -320,7 +320,7 @@ def stored_rows(
     entry = _note(note)
     unchanged = bool(entry) and entry.get("store") == _digest(store)
     if store.is_dir() and unchanged and entry.get("origin") == origin:
-        return TableRows(Rows.open(store), int(entry.get("dropped", 0)))
+        return Rows.open(store)
     made_here = unchanged or entry.get("store") == BEING_MADE
     if store.exists() and not made_here and not overwrite:
         raise SettingError(
@@ -334,7 +334,7 @@ def stored_rows(
     except Exception:
         _write_note(note, entry) if entry else note.unlink()
         raise
-    _write_note(note, {"origin": origin, "store": _digest(store), "dropped": made.dropped})
+    _write_note(note, {"origin": origin, "store": _digest(store)})
     return made
 
 

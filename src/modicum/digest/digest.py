@@ -519,7 +519,7 @@ def _meaning(schema: RowsSchema) -> dict[str, object]:
     outcome = entries.pop("outcome")
     if isinstance(outcome, Mapping):  # whether its levels are alphabetical does not change them
         entries |= {f"outcome {key}": outcome[key] for key in ("expression", "levels")}
-    return {key: v for key, v in entries.items() if key not in ("formula", "kinds", "drops")}
+    return {key: v for key, v in entries.items() if key not in ("formula", "kinds", "dropped")}
 
 
 def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:

@@ -7,24 +7,23 @@ dropped or sorted, are mapped back to the rows of their table.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
 
 from modicum.errors import SettingError, argument, whole_number
-from modicum.files import is_uri, place_name, whole_file
+from modicum.files import is_uri, place_name
 from modicum.libraries import pyarrow as pa
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError, as_dtype, block_rows, in_type
 from modicum.rows.coding import Array, Level, level_names
 from modicum.rows.fields import field_stream
-from modicum.rows.formula import Formula, FormulaEncoding, Learned, learn, parse
+from modicum.rows.formula import Formula, FormulaEncoding, learn, parse
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.neighbours import read_regions
 from modicum.rows.formula.parsing import WEIGHTS
@@ -253,21 +252,6 @@ class TableFiles:
         return f"TableFiles({', '.join(map(place_name, self.places))}, {self.encoding})"
 
 
-class TableRows(NamedTuple):
-    """Rows made from a table.
-
-    Attributes
-    ----------
-    rows
-        The rows, whose schema holds the encoding.
-    dropped
-        How many rows of the table were dropped because a value was missing.
-    """
-
-    rows: Rows
-    dropped: int
-
-
 def read_formula(
     formula: str,
     data: object,
@@ -282,7 +266,7 @@ def read_formula(
     progressbar: Progressbar = True,
     by_class: bool = False,
     matrices: Mapping[str, object] | None = None,
-) -> TableRows:
+) -> Rows:
     """Make rows from a table by a formula, in bounded memory.
 
     The table is read twice: first to learn levels, knots and centres, then to encode it, one batch
@@ -317,7 +301,7 @@ def read_formula(
     >>> import pandas as pd
     >>> flights = pd.DataFrame(
     ...     {"late": [1, 0, 1, 0], "carrier": ["UA", "AA", "DL", "AA"], "dist": [1.0, 2, 3, 4]})
-    >>> rows = read_formula("late ~ carrier + np.log(dist)", flights, progressbar=False).rows
+    >>> rows = read_formula("late ~ carrier + np.log(dist)", flights, progressbar=False)
     >>> rows.columns
     ('carrier[DL]', 'carrier[UA]', 'np.log(dist)')
     """
@@ -347,37 +331,37 @@ def read_formula(
         else:
             computed.update(expression.names)
     source = first.with_text([name for name in dict.fromkeys(levels) if name not in computed])
-    cache = None
     if store is None and source.remote:
         neighbours = sorted(read_regions(matrices).items())
         settings = (str(formula), offset, weights, missing, str(dtype), by_class, neighbours)
-        cache = (
-            cache_folder()
-            / "lake"
-            / (identity_of(source, *settings, version("modicum")) or "")[:24]
-        )
-        note = cache.with_suffix(".json")
-        if (cache / DESCRIPTION).is_file() and note.is_file():
+        called = identity_of(source, *settings, version("modicum")) or ""
+        cache = cache_folder() / "lake" / called[:24]
+        if (cache / DESCRIPTION).is_file():
             say(f"reading the rows of {source.called} from the cache, {cache}", progressbar)
-            return TableRows(Rows.open(cache), int(json.loads(note.read_text())["dropped"]))
+            return Rows.open(cache)
         say(f"caching the rows of {source.called} as a row store in {cache}", progressbar)
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # they may be confidential
         store, overwrite = cache, True
+    drop = missing == "drop"
     try:
-        drop = missing == "drop"
         with phase("read levels", None, progressbar):
-            learned = learn(parsed, source, weight=weights, drop=drop, matrices=matrices)
-        if by_class:
-            learned = learned._replace(encoding=learned.encoding.by_class())
-        made = _read(learned, source, weights, drop, store, overwrite, dtype, progressbar)
+            learned, total = learn(parsed, source, weight=weights, drop=drop, matrices=matrices)
+        known = learned.by_class() if by_class else learned
+        rows = stream_of(known, source, dtype, source.rows if total is None else total, drop)
+        if store is None:
+            with phase("read rows", rows.total, progressbar, "rows") as reading:
+                return Rows._at(rows.in_memory(reading.advance))
+        # An unfinished store is not continued if rows are dropped, since its rows then do not tell
+        # how far the table was read, nor with weights, whose check needs the weights of all rows.
+        identity = None
+        if not drop and weights is None:
+            regions = [factor.neighbours for factor in known.factors]
+            identity = identity_of(source, known.formula, known.others, regions, dtype)
+        group = known.largest_group
+        return write_store(rows, store, overwrite, progressbar, sort_by=group, identity=identity)
     except MissingValueError as fault:
         remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
         raise MissingValueError(fault.column, fault.row, "", remedy) from None
-    if cache is not None:
-        with whole_file(note) as part:
-            part.touch(mode=0o600)
-            part.write_text(json.dumps({"source": source.called, "dropped": made.dropped}))
-    return made
 
 
 def _require_text(formula: object, data: object, **columns: object) -> None:
@@ -428,32 +412,6 @@ def source_of(table: object, encoding: FormulaEncoding | None = None) -> Source:
     return _source(table, "utf-8", [name for name, kind in kinds.items() if kind == "levels"])
 
 
-def _read(
-    learned: Learned,
-    source: Source,
-    weight: str | None,
-    drop: bool,
-    store: str | os.PathLike[str] | None,
-    overwrite: bool,
-    dtype: object,
-    progressbar: Progressbar,
-) -> TableRows:
-    encoding = learned.encoding
-    total = learned.rows if learned.rows is not None else source.rows
-    rows = stream_of(encoding, source, dtype, total, drop)
-    if store is None:
-        with phase("read rows", total, progressbar, "rows") as reading:
-            return TableRows(Rows._at(rows.in_memory(reading.advance)), learned.dropped)
-    # An unfinished store is not continued if rows are dropped, since its rows then do not tell
-    # how far the table was read, nor with weights, whose check needs the weights of all rows.
-    resumable = not drop and weight is None
-    known = (encoding.formula, encoding.others, [factor.neighbours for factor in encoding.factors])
-    identity = identity_of(source, *known, dtype) if resumable else None
-    group = encoding.largest_group
-    made = write_store(rows, store, overwrite, progressbar, sort_by=group, identity=identity)
-    return TableRows(made, learned.dropped)
-
-
 def _with_offset(formula: Formula, offset: str | None) -> Formula:
     """Add the offset given as an argument; refuse one that would count twice."""
     offsets = formula.offsets + (() if offset is None else (Expression.column(offset),))
@@ -494,7 +452,7 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
     >>> from modicum.rows.reading import read_formula
     >>> table = pd.DataFrame({"y": [1.0, None, 3.0], "x": [0.5, 1.5, 2.5]})
     >>> made = read_formula("y ~ x", table, missing="drop", progressbar=False)
-    >>> table_numbers(made.rows, table).tolist()
+    >>> table_numbers(made, table).tolist()
     [0, 2]
     """
     encoding = rows.schema.encoding

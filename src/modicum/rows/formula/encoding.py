@@ -91,8 +91,8 @@ class FormulaEncoding:
         The state that each transform has learned, by the text of its call.
     kinds
         The kind of each column of the table: "number", "levels" or "boolean".
-    drops
-        Whether rows with missing values were dropped.
+    dropped
+        How many rows of the table lacked a value and were left out; None if such rows are refused.
     """
 
     formula: str
@@ -106,7 +106,12 @@ class FormulaEncoding:
     groupings: tuple[Grouping, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
-    drops: bool = False
+    dropped: int | None = None
+
+    @property
+    def drops(self) -> bool:
+        """Whether rows with missing values are left out."""
+        return self.dropped is not None
 
     @cached_property
     def layout(self) -> MatrixLayout:

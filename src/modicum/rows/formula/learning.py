@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,24 +32,6 @@ from modicum.rows.levels import (
 from modicum.rows.sources import Source, kind_of
 
 
-class Learned(NamedTuple):
-    """The result of a first reading.
-
-    Attributes
-    ----------
-    encoding
-        How the table becomes rows.
-    rows
-        Number of complete rows; None if the reading did not count them.
-    dropped
-        Number of rows with missing values.
-    """
-
-    encoding: FormulaEncoding
-    rows: int | None
-    dropped: int
-
-
 def learn(
     formula: Formula,
     source: Source,
@@ -58,7 +39,7 @@ def learn(
     weight: str | None = None,
     drop: bool = False,
     matrices: Mapping[str, object] | None = None,
-) -> Learned:
+) -> tuple[FormulaEncoding, int | None]:
     """Learn the encoding of a formula from a source, by reading it once.
 
     Only columns with levels and columns that transforms learn from are read, unless rows with
@@ -76,6 +57,13 @@ def learn(
         Whether rows with missing values are dropped.
     matrices
         Tables of neighbours, by the names that the formula has for them.
+
+    Returns
+    -------
+    encoding
+        How the table becomes rows.
+    rows
+        Number of complete rows; None if the reading did not count them.
     """
     fields: dict[str, tuple[str, ...]] = {name: (e.text,) for name, e in formula.fields}
     if formula.offsets:
@@ -107,9 +95,9 @@ def learn(
         groupings=reading.groupings.groupings(),
         states=reading.states,
         kinds=reading.kinds,
-        drops=drop,
+        dropped=reading.dropped if drop else None,
     )
-    return Learned(encoding, reading.rows, reading.dropped)
+    return encoding, reading.rows
 
 
 class _Reading:

@@ -462,9 +462,11 @@ def _factor(text: str, others: Sequence[str]) -> list[Factors]:
     """Return the terms of a name, a call, code in braces, or a power, which has interactions."""
     base, *powers = [part.strip() for _, part in _split(text, "^")]
     if powers and _inside_brackets(base) is None:
+        name = re.sub(r"\(.*\)", "(...)", base, flags=re.DOTALL)
+        inside = "..." if name == "I(...)" else name
         raise SettingError(
-            f"{text} in a formula means {base} and its interactions with itself, which is just "
-            f"{base}; write I({base} ** {powers[0]}) for the power of a column."
+            f"{name}^{powers[0]} in a formula means {name} and its interactions with itself, which "
+            f"is just {name}; write I({inside} ** {powers[0]}) for the power of a column."
         )
     if powers and powers[0].isdecimal() and len(powers) == 1:
         terms = first = _expanded(base, others)
