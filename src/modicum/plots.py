@@ -368,7 +368,7 @@ def _residual_sizes(
         q = f(0) + [f(e) - f(-e)] / 2e + [f(e) + f(-e) - 2 f(0)] / 2e^2.
     """
     rows = post.rows_of_fit(data, "a plot of residuals")
-    subset, (weights,) = thinned(post, post.chains * post.num_draws, "a plot of residuals")
+    subset, (weights,) = thinned(post, None, "a plot of residuals")
     sums, points = sums_at(post, rows, subset, progressbar=False)
     mean = np.average(points, axis=0, weights=weights)
     delta = points[evenly_spaced(len(points), draws)] - mean

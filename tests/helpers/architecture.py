@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 Sources = Mapping[str, str]  # from the dotted name of a module to its source
 
+QUESTIONS = ("isinstance", "issubclass")
 DOTTED = re.compile(r"modicum(\.\w+)+")
 
 
@@ -34,6 +35,12 @@ def read_sources(folder: Path) -> dict[str, str]:
 
 
 parsed = cache(ast.parse)
+
+
+@cache
+def nodes_of(source: str) -> list[ast.AST]:
+    """Return all nodes of a module."""
+    return list(ast.walk(parsed(source)))
 
 
 @cache
@@ -205,7 +212,7 @@ def code_lines(source: str) -> int:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings = {
         line
-        for node in ast.walk(parsed(source))
+        for node in nodes_of(source)
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
         for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
     }
@@ -231,7 +238,7 @@ def classes_of(sources: Sources) -> dict[str, list[str]]:
     """Map the name of each class to the modules that define one of that name."""
     found: dict[str, list[str]] = {}
     for module, source in sources.items():
-        for node in ast.walk(parsed(source)):
+        for node in nodes_of(source):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
     return found
@@ -242,12 +249,9 @@ def own_types_asked(sources: Sources) -> dict[str, int]:
     own = classes_of(sources)
     found: Counter[str] = Counter()
     for source in sources.values():
-        for node in ast.walk(parsed(source)):
+        for node in nodes_of(source):
             asked: ast.AST | None = None
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-                "isinstance",
-                "issubclass",
-            ):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in QUESTIONS:
                 asked = node.args[1]
             elif isinstance(node, ast.MatchClass):
                 asked = node.cls

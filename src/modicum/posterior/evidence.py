@@ -166,7 +166,7 @@ def log_evidence(
             "give every parameter a proper prior (mo.priors.Normal ...)."
         )
     total = post.chains * post.num_draws
-    subset, (weights,) = thinned(post, total, "the evidence")
+    subset, (weights,) = thinned(post, None, "the evidence")
     sums, draws = sums_at(post, rows, subset, progressbar)
     if sums.target.size > DENSE_LIMIT:
         raise SettingError(

@@ -394,15 +394,17 @@ def weights_of(source: FittedDraws) -> np.ndarray:
 
 
 def thinned(
-    source: FittedDraws, number: int, purpose: str = ""
+    source: FittedDraws, number: int | None, purpose: str = ""
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return at most `number` draws, evenly spaced over all chains, and their weights (1, draws).
+
+    None is all of them.
 
     The choice is deterministic: a posterior always gives the same predictions. For a `purpose` that
     averages them, draws that are not finite are refused, and draws whose signs cancel.
     """
     total = source.chains * source.num_draws
-    at = evenly_spaced(total, number)
+    at = evenly_spaced(total, total if number is None else number)
     weights = weights_of(source).reshape(-1)[at]
     if purpose:
         require_finite(source.draws, purpose)

@@ -23,7 +23,7 @@ from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
 from modicum.posterior.fitted import FittedDraws, check_interval
-from modicum.posterior.outcomes import CHUNK_BYTES, OutcomeDraws, with_groups
+from modicum.posterior.outcomes import OutcomeDraws, pieces_of, with_groups
 from modicum.posterior.population import Population, population
 from modicum.posterior.summary import interval_table
 from modicum.posterior.weighted import ends_of, tabulated, weighted_mean
@@ -61,10 +61,8 @@ class Averages(NamedTuple):
         """Average over rows with columns changed and their weights; outcomes divided by `run`."""
         total, mass, by_row, row_weights = np.zeros(()), 0.0, [], []
         setting = self.rows.setting(self.constants(self.given) | dict(changes))
-        step = max(1, CHUNK_BYTES // (8 * self.weights.size))  # rows whose outcomes fit in memory
-        for first in range(0, len(self.rows), step):
-            batch = {name: values[first : first + step] for name, values in setting.items()}
-            outcome = self.expected(batch)
+        first = 0
+        for batch, outcome in pieces_of([setting], self.weights.size, self.expected):
             count = outcome.shape[1]
             weight = np.asarray(batch.get("weight", np.ones(count)), float)
             if run is not None:
@@ -74,6 +72,7 @@ class Averages(NamedTuple):
             mass += float(weight.sum())
             by_row.append(weighted_mean(outcome[None], self.weights))
             row_weights.append(weight)
+            first += count
         rows, weight = np.concatenate(by_row), np.concatenate(row_weights) / mass
         mean = np.tensordot(weight, rows, axes=1)
         return Average(total / mass, (rows - mean) * weight.reshape(-1, *[1] * mean.ndim))

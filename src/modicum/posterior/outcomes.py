@@ -8,7 +8,7 @@ one vector per draw and group that all rows of the group share.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple, TypeVar
@@ -41,9 +41,21 @@ def in_pieces(
     rows: AlignedRows, draws: int, evaluate: Callable[[Batch], Answer]
 ) -> Iterator[tuple[Batch, Answer]]:
     """Visit all rows in order, in pieces whose answers (draws, rows, ...) fit in memory."""
-    most = max(1, CHUNK_BYTES // (8 * draws))
+    return pieces_of(rows.chunks(_most_rows(draws)), draws, evaluate)
+
+
+def _most_rows(draws: int) -> int:
+    """Return how many rows have answers that fit in memory, if each is one number per draw."""
+    return max(1, CHUNK_BYTES // (8 * draws))
+
+
+def pieces_of(
+    batches: Iterable[Batch], draws: int, evaluate: Callable[[Batch], Answer]
+) -> Iterator[tuple[Batch, Answer]]:
+    """Visit the rows of batches as `in_pieces` does."""
+    most = _most_rows(draws)
     step = min(most, FIRST_ROWS)
-    for batch in rows.chunks(most):
+    for batch in batches:
         size, start = length_of(batch), 0
         while start < max(1, size):  # the outcomes of no rows have a shape, too
             piece = {k: v[start : start + step] for k, v in batch.items()}

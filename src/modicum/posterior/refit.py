@@ -242,7 +242,7 @@ def _error(values: np.ndarray, units: np.ndarray, weight: np.ndarray) -> float:
 def _log_predictive(fit: FittedDraws, rows: Rows, seed: int) -> np.ndarray:
     """Return the log predictive density of each row; groups that the fit lacks are new ones."""
     model = fit.fitted_model()
-    subset, weights = thinned(fit, fit.chains * fit.num_draws, "cross-validation")
+    subset, weights = thinned(fit, None, "cross-validation")
     predictor, group = fit.model_predictor(), model.integrated_group
     known = np.ones(len(rows), bool)
     if group is not None and fit.rows is not None:
