@@ -6,7 +6,8 @@ import pytest
 import modicum as mo
 from modicum_lab.bench import tall
 from modicum_lab.bench.parts import __main__ as parts
-from modicum_lab.bench.parts import digest, gpu, numpyro_models, passes
+from modicum_lab.bench.parts import digest, gpu, numpyro_models, passes, scalable_subsampling
+from modicum_lab.bench.stand_ins import plain
 
 
 def posterior(draws, weights=None):
@@ -56,7 +57,7 @@ def test_the_command_line_of_the_accelerator_makes_its_cases():
     assert {case.thin for case in cases if case.name == "sghmc-cv"} == {10}
     assert (cases[-1].name, cases[-1].chains) == (gpu.ALL_ROWS, 2)
     both = gpu.cases(arguments, "flights")
-    assert {(case.name, case.method.fused) for case in both} == {
+    assert {(case.name, case.method.expert.fused) for case in both} == {
         ("perturbed", False),
         ("fused", "auto"),
     }
@@ -126,3 +127,22 @@ def test_hmcecs_of_numpyro_is_compiled_before_it_is_timed_and_agrees(monkeypatch
     allowed = 4 * sd * np.sqrt(1 / ours.effective + 1 / theirs.effective)
     assert np.all(off < allowed)
     assert not np.all(off + 3 * sd < allowed)  # negative control
+
+
+@pytest.mark.parametrize(("share", "holds"), [(1.0, True), (0.02, False)])
+def test_rows_per_step_bound_the_residuals(monkeypatch, share, holds):
+    """Of the log-likelihood about the mode, at points of the length that the bound assumes."""
+    monkeypatch.setattr(scalable_subsampling, "THIRD", share * scalable_subsampling.THIRD)
+    data = plain(3_000, 4)
+    d, bound, *_ = scalable_subsampling.rows_per_step(data)
+    posterior = mo.LogPosterior(data.model, data.rows)
+    mode = posterior.mode().point
+    factor = np.linalg.inv(np.linalg.cholesky(-posterior.hessian(mode)[-1])).T
+    x = np.column_stack([next(data.rows.chunks(3_000))["x"], np.ones(3_000)]).astype(float)
+    z = np.random.default_rng(2).normal(size=(d, 20))
+    move = x @ factor @ (z * np.sqrt(d) / np.linalg.norm(z, axis=0))
+    at = (x @ mode)[:, None]
+    chance = 1 / (1 + np.exp(-at))
+    expansion = np.logaddexp(0, at) + chance * move + chance * (1 - chance) * move**2 / 2
+    residuals = np.abs(np.logaddexp(0, at + move) - expansion).sum(axis=0)
+    assert (residuals.max() < bound / 2) == holds  # half of it is for each end of a step
