@@ -190,7 +190,7 @@ def _list_bench(say: Console) -> None:
         say.print(f"  {name:<{wide}}  {problem.title}")
     say.print("Samplers (--peer):")
     for name, peer in CONTENDERS.items():
-        absent = "" if peer.missing() is None else f" ({peer.package} is not installed)"
+        absent = f" (not installed: {peer.absent})" if peer.absent else ""
         say.print(f"  {name:<{wide}}  {peer.title + absent}")
 
 

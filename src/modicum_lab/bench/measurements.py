@@ -14,7 +14,7 @@ from modicum_lab.bench.process import ChildError, Peak, in_process
 from modicum_lab.bench.runs import Budget, Infeasible, RunResult
 
 Say = Callable[[str], None]
-IMPORTS = {"numpyro": ("numpyro.infer",), "statsmodels": ("statsmodels.api",)}
+IMPORTS = {"numpyro": "numpyro.infer", "statsmodels": "statsmodels.api"}
 
 
 @dataclass
@@ -57,8 +57,8 @@ def run_child(folder: str, name: str, budget: dict[str, Any]) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")
     contender, problem = CONTENDERS[name], ProblemData(folder)
-    for module in IMPORTS.get(contender.package, (contender.package,)):
-        importlib.import_module(module)
+    for package in contender.packages:
+        importlib.import_module(IMPORTS.get(package, package))
     jax.devices()
     if name != "modicum-store":
         problem.load()

@@ -19,7 +19,7 @@ from modicum_lab.bench.runs import Budget
 
 LIGHT = (
     *("modicum-weighted", "modicum", "modicum-store", "modicum-signed", "modicum-sghmc"),
-    *("laplace", "statsmodels"),
+    *("laplace", "statsmodels", "glum"),
 )
 PROXY = ("numpyro-ecs-hessian",)  # the fastest of NumPyro's
 STOCHASTIC = ("blackjax-sgld", "blackjax-sghmc")
@@ -36,7 +36,7 @@ FULL = {
 QUICK = {
     "higgs-20k": (
         *("modicum-weighted", "modicum", "modicum-store", "numpyro-ecs-200", "laplace"),
-        "statsmodels",
+        *("statsmodels", "glum", "nutpie", "bambi", "blackjax-pathfinder"),
     ),
     "higgs-100k": ("modicum", "modicum-store"),
 }

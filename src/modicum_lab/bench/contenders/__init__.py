@@ -9,6 +9,7 @@ provide, at its cost: the mode to start at and, where stated, the Hessian there.
 from modicum_lab.bench.contenders import modicum_samplers
 from modicum_lab.bench.contenders import numpyro_samplers
 from modicum_lab.bench.contenders import blackjax_samplers
+from modicum_lab.bench.contenders import pymc_samplers
 from modicum_lab.bench.contenders import approximations
 
 # isort: on
@@ -22,4 +23,5 @@ __all__ = [
     "find_contender",
     "modicum_samplers",
     "numpyro_samplers",
+    "pymc_samplers",
 ]

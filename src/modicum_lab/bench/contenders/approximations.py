@@ -42,6 +42,24 @@ def glm(problem: ProblemData, budget: Budget) -> RunResult:
     return _normal(np.asarray(fit.params), np.asarray(fit.cov_params()), seconds, rows, budget)
 
 
+@contender("glum", "glum GLM", "glum", 4.0)
+def glum(problem: ProblemData, budget: Budget) -> RunResult:
+    """Maximum likelihood by glum, with its standard errors."""
+    from glum import GeneralizedLinearRegressor
+
+    started = time.perf_counter()
+    family = "poisson" if problem.poisson else "binomial"
+    x, y = (np.asarray(a, np.float64) for a in (problem.x, problem.y))
+    fit = GeneralizedLinearRegressor(family=family, alpha=0, robust=False)
+    fit.fit(x, y, offset=problem.offset)
+    covariance = fit.covariance_matrix(x, y, offset=problem.offset, dispersion=1.0)
+    order = [*range(1, problem.size), 0]  # glum has the intercept first
+    point = np.append(fit.coef_, fit.intercept_)
+    seconds = time.perf_counter() - started
+    rows = len(problem) * (int(fit.n_iter_) + 1)
+    return _normal(point, np.asarray(covariance)[np.ix_(order, order)], seconds, rows, budget)
+
+
 @contextmanager
 def _collecting() -> Iterator[None]:
     """Collect garbage continually: each iteration of IRLS leaves a gigabyte in reference cycles."""

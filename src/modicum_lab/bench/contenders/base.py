@@ -25,8 +25,8 @@ class Contender:
         Name in tables.
     run
         Function of a problem and a budget that returns the result of a run.
-    package
-        Package that must be installed.
+    packages
+        Names of the packages that must be installed.
     copies
         About how many copies of the table in float64 it holds at its peak.
     """
@@ -34,7 +34,7 @@ class Contender:
     name: str
     title: str
     run: Run
-    package: str
+    packages: tuple[str, ...]
     copies: float
 
     @property
@@ -42,11 +42,16 @@ class Contender:
         """Whether it is Modicum itself."""
         return self.name.startswith("modicum")
 
+    @property
+    def absent(self) -> str:
+        """Names of its packages that are not installed; empty if all are."""
+        return ", ".join(name for name in self.packages if find_spec(name) is None)
+
     def missing(self) -> str | None:
-        """Return a sentence if its package is not installed."""
-        if find_spec(self.package) is not None:
+        """Return a sentence if a package is not installed."""
+        if not self.absent:
             return None
-        return f"{self.title}: {self.package} is not installed (pip install 'modicum[bench]')."
+        return f"{self.title}: not installed: {self.absent} (pip install 'modicum[peers]')."
 
     def too_large(self, rows: int, size: int, free: int) -> str | None:
         """Return a sentence if it would need more memory than is free."""
@@ -62,11 +67,11 @@ CONTENDERS: dict[str, Contender] = {}
 """Contenders by name, in the order of the tables; filled by the modules of this folder."""
 
 
-def contender(name: str, title: str, package: str, copies: float = 1.0) -> Callable[[Run], Run]:
+def contender(name: str, title: str, packages: str, copies: float = 1.0) -> Callable[[Run], Run]:
     """Register a function as a contender."""
 
     def register(run: Run) -> Run:
-        CONTENDERS[name] = Contender(name, title, run, package, copies)
+        CONTENDERS[name] = Contender(name, title, run, tuple(packages.split()), copies)
         return run
 
     return register

@@ -1,4 +1,4 @@
-"""BlackJAX: NUTS and adjusted MCLMC on all rows, SGLD and SGHMC with control variates.
+"""BlackJAX: NUTS, adjusted MCLMC and Pathfinder on all rows, SGLD and SGHMC with proxies.
 
 All move in z, t = mode + L z, where the posterior is about standard normal and step sizes are
 meaningful, as a careful user of BlackJAX would arrange. BlackJAX leaves the loop to its user: here
@@ -31,6 +31,7 @@ BATCH = 200
 SGLD_STEP, SGLD_THIN = 0.05, 10  # variances of a standard normal come out 2.5 % too large
 SGHMC_STEP, SGHMC_STEPS = 0.12, 10  # a trajectory of 1.2, as in the HMC-ECS paper
 MCLMC_STEPS, MCLMC_TARGET = 2.0, 0.9  # gradients of a trajectory, and acceptance: its own advice
+PATHS, PATH_DRAWS, PATH_STEPS = 4, 200, 10  # its own numbers, but for the steps: z needs few
 CHUNK, WHOLE_CHUNK = 500, 10
 
 
@@ -133,6 +134,52 @@ def mclmc(problem: ProblemData, budget: Budget) -> RunResult:
     evaluated = 2 * n  # gradients of a step of McLachlan's integrator, times rows
     before = mode.rows + evaluated * int(tune * MCLMC_STEPS)
     return _result(scan, mode, adapting, before, evaluated * scan.gradients)
+
+
+@contender("blackjax-pathfinder", "BlackJAX multi-path Pathfinder", "blackjax", 400.0)
+def pathfinder(problem: ProblemData, budget: Budget) -> RunResult:
+    """Four paths of L-BFGS from scattered starts; their draws weighted, with Pareto smoothing.
+
+    Every point of every path is judged by its own draws, all at once, hence the memory.
+    """
+    import blackjax
+    import jax
+    from blackjax.vi.multipathfinder import psis_weights
+
+    mode = problem.find_mode()
+    with jax.enable_x64(True):
+        data, density = arrays(problem), whitened(problem, mode)
+        key, starting = jax.random.split(jax.random.key(budget.seed))
+        starts = jax.random.normal(starting, (PATHS, problem.size))
+
+        def find(key: Pytree, *data: Pytree) -> Pytree:
+            paths = blackjax.multipathfinder(lambda z: density(z, *data))
+            state, _ = paths.init(key, starts, num_samples=PATH_DRAWS, maxiter=PATH_STEPS)
+            return state.samples, *psis_weights(state)
+
+        started = time.perf_counter()
+        compiled = jax.jit(find).lower(key, *data).compile()
+        compiling = time.perf_counter() - started
+        started = time.perf_counter()
+        z, log_weights, k = jax.block_until_ready(compiled(key, *data))
+        sampling = time.perf_counter() - started
+    draws = mode.point + np.asarray(z).reshape(-1, problem.size) @ mode.factor.T
+    weights = np.exp(np.asarray(log_weights))
+    weights /= weights.sum()
+    mean = weights @ draws
+    effective = [float(1 / np.sum(weights**2))] * problem.size
+    return RunResult(
+        mean=mean.tolist(),
+        sd=np.sqrt(weights @ (draws - mean) ** 2).tolist(),
+        ess=effective,
+        ess_square=effective,
+        before=mode.seconds + compiling,
+        sampling=sampling,
+        rows_before=mode.rows,
+        rows_sampling=len(problem) * PATHS * PATH_DRAWS * (PATH_STEPS + 2),
+        draws=len(draws),
+        notes=[f"Pareto k of its weights: {float(k):.2f}"],
+    )
 
 
 @contender("blackjax-sgld", "BlackJAX SGLD, control variates", "blackjax", 3.0)

@@ -55,7 +55,7 @@ def results(measured):
         problems={name: about | {"name": name, "title": f"the problem {name}"} for name in names},
         references=dict.fromkeys(names, REFERENCE),
         measured=measured,
-        notes=["statsmodels GLM: statsmodels is not installed (pip install 'modicum[bench]')."],
+        notes=["statsmodels GLM: not installed: statsmodels (pip install 'modicum[peers]')."],
     )
 
 

@@ -66,7 +66,7 @@ def test_the_page_has_ratios_medians_marks_and_what_was_left_out():
     assert "| wrong |" in wrong
     assert "3 (30%)" in page  # runs and their spread
     assert "NumPyro NUTS, all rows on higgs-1m: it would take a week." in page
-    assert "statsmodels is not installed" in page
+    assert "not installed: statsmodels" in page
     assert "Reference: made up" in page
 
 

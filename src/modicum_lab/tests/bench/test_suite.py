@@ -81,8 +81,8 @@ def test_ctrl_c_keeps_the_problems_that_are_done(monkeypatch):
 
 
 def test_a_package_that_is_not_there_is_a_sentence():
-    absent = Contender("other", "Other sampler", lambda *_: None, "no_such_package", 1.0)
-    assert absent.missing().startswith("Other sampler: no_such_package is not installed")
+    absent = Contender("other", "Other sampler", lambda *_: None, ("numpy", "no_such_package"), 1.0)
+    assert absent.missing().startswith("Other sampler: not installed: no_such_package (")
     assert CONTENDERS["modicum"].missing() is None
     assert "GB" in absent.too_large(10**9, 100, 10**9)
     assert absent.too_large(100, 10, 10**9) is None

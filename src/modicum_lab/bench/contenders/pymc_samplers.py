@@ -1,0 +1,118 @@
+"""PyMC's models sampled by nutpie on all rows: written by hand, and by bambi from a formula.
+
+Their samplers run to the end in one call, so warm-up and sampling share its seconds in proportion
+to the gradients that they took.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from modicum_lab.bench.contenders.base import contender
+from modicum_lab.bench.contenders.common import forecast, gradient_seconds
+from modicum_lab.bench.problems import ProblemData
+from modicum_lab.bench.runs import Budget, RunResult, from_draws
+
+
+@contender("nutpie", "PyMC by nutpie, all rows", "nutpie pymc", 4.0)
+def nutpie_nuts(problem: ProblemData, budget: Budget) -> RunResult:
+    """NUTS by nutpie, with its own adaptation, in z of t = mode + L z, as BlackJAX's has."""
+    import nutpie
+    import pymc as pm
+
+    mode = problem.find_mode()
+    tune, draws = forecast(gradient_seconds(problem, mode), budget)
+    started = time.perf_counter()
+    design = np.column_stack([problem.x, np.ones(len(problem))]).astype(np.float64)
+    known = design @ mode.point + (0.0 if problem.offset is None else problem.offset)
+    columns = design @ mode.factor
+    with pm.Model() as model:
+        z = pm.Flat("z", shape=problem.size)
+        t = mode.point + pm.math.dot(mode.factor, z)
+        pm.Potential("prior", -0.5 * pm.math.sum((t / problem.prior) ** 2))
+        eta = known + pm.math.dot(columns, z)
+        if problem.poisson:
+            pm.Poisson("y", pm.math.exp(eta), observed=problem.y)
+        else:
+            pm.Bernoulli("y", logit_p=eta, observed=problem.y)
+    compiled = nutpie.compile_pymc_model(model)
+    compiling = time.perf_counter() - started
+    started = time.perf_counter()
+    trace = nutpie.sample(
+        compiled,
+        draws=min(draws, budget.draws),
+        tune=tune,
+        chains=budget.chains,
+        cores=budget.cores,
+        seed=budget.seed,
+        progress_bar=False,
+    )
+    sampled = time.perf_counter() - started
+    found = mode.point + trace.posterior["z"].to_numpy() @ mode.factor.T
+    return _result(problem, trace, found, mode.seconds + compiling, sampled, mode.rows)
+
+
+@contender("bambi", "bambi, formula to summary", "bambi nutpie pymc", 6.0)
+def bambi(problem: ProblemData, budget: Budget) -> RunResult:
+    """A frame and a formula, the same priors, nutpie's NUTS, and ArviZ's summary."""
+    import arviz
+    import bambi as bmb
+
+    tune, draws = forecast(gradient_seconds(problem, problem.find_mode()), budget)
+    names = [f"x{j}" for j in range(problem.size - 1)]
+    table = pd.DataFrame(np.asarray(problem.x, np.float64), columns=names)
+    table["y"] = problem.y.astype(int)
+    formula = "y ~ " + " + ".join(names)
+    if problem.offset is not None:
+        table["known"], formula = problem.offset, f"{formula} + offset(known)"
+    scales = dict(zip([*names, "Intercept"], problem.prior, strict=True))
+    started = time.perf_counter()
+    model = bmb.Model(
+        formula,
+        table,
+        family="poisson" if problem.poisson else "bernoulli",
+        priors={name: bmb.Prior("Normal", mu=0, sigma=scale) for name, scale in scales.items()},
+    )
+    model.build()
+    building = time.perf_counter() - started
+    started = time.perf_counter()
+    trace = model.fit(
+        inference_method="nutpie",
+        draws=min(draws, budget.draws),
+        tune=tune,
+        chains=budget.chains,
+        cores=budget.cores,
+        random_seed=budget.seed,
+        progressbar=False,
+    )
+    sampled = time.perf_counter() - started
+    started = time.perf_counter()
+    arviz.summary(trace)
+    summarised = time.perf_counter() - started
+    found = np.stack([trace.posterior[name].to_numpy() for name in scales], axis=-1)
+    return _result(problem, trace, found, building + summarised, sampled, 0)
+
+
+def _result(
+    problem: ProblemData,
+    trace: Any,  # ArviZ has no types
+    draws: np.ndarray,
+    before: float,
+    sampled: float,
+    rows_before: int,
+) -> RunResult:
+    """Divide what one call took between warm-up and sampling."""
+    gradients = int(trace.sample_stats["n_steps"].sum())
+    warming = int(trace.warmup_sample_stats["n_steps"].sum())
+    share = gradients / (gradients + warming)
+    return from_draws(
+        draws,
+        before=before + (1 - share) * sampled,
+        sampling=share * sampled,
+        rows_before=rows_before + len(problem) * warming,
+        rows_sampling=len(problem) * gradients,
+    )
