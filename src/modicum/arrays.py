@@ -60,6 +60,17 @@ def expansion(
     return expanded
 
 
+def along(path: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the value and the first two derivatives at 0 of a function of one number.
+
+    >>> [float(each) for each in along(lambda s: 3 + 2 * s + s**2)]
+    [3.0, 2.0, 2.0]
+    """
+    zero, one = jnp.zeros(()), jnp.ones(())
+    (value, slope), (_, curve) = jax.jvp(lambda s: jax.jvp(path, (s,), (one,)), (zero,), (one,))
+    return value, slope, curve
+
+
 def differentiable(
     slope: Callable[[jax.Array], jax.Array],
 ) -> Callable[[Callable[[jax.Array], jax.Array]], Callable[[jax.Array], jax.Array]]:

@@ -101,8 +101,6 @@ class FullDataKernel(Kernel[FullDataState, FullDataContext]):
         HMC or NUTS.
     target_accept
         Target acceptance rate of the step-size adaptation.
-    spread
-        Chains start at `spread` posterior standard deviations about the anchor.
     first_step
         Initial step size; by default derived from the number of parameters.
     dense
@@ -112,7 +110,6 @@ class FullDataKernel(Kernel[FullDataState, FullDataContext]):
     log_posterior: LogPosterior
     move: Move
     target_accept: float = 0.8
-    spread: float = 1.0
     first_step: float | None = None
     dense: bool = False
 
@@ -122,7 +119,7 @@ class FullDataKernel(Kernel[FullDataState, FullDataContext]):
     def init(self, key: jax.Array, batch: None, context: FullDataContext) -> FullDataState:
         """Start at a draw about the anchor, or about the mode assigned to this chain."""
         size = context.where.point.shape[0]
-        z = self.spread * jax.random.normal(key, (size,))
+        z = jax.random.normal(key, (size,))
         if context.starts is not None:
             starts = context.starts
             chain = jnp.argmax(jnp.all(starts.keys == jax.random.key_data(key), axis=1))
@@ -184,6 +181,9 @@ def _move_dense(
     return Point(point.position + factor @ end.position, end.logdensity, gradient), info
 
 
+MOVES = 2  # HMC moves per proposal
+
+
 class DelayedAcceptanceContext(NamedTuple):
     """Constant inputs of the kernel."""
 
@@ -212,13 +212,10 @@ class DelayedAcceptanceKernel(Kernel[DelayedAcceptanceState, DelayedAcceptanceCo
         The kernel that provides subsample, estimator and move for the proposals.
     log_posterior
         `log_posterior(t, data)` of all rows; hashable.
-    moves
-        HMC moves per proposal.
     """
 
     surrogate: EnergyConservingKernel
     log_posterior: LogPosterior
-    moves: int = 2
 
     def initial_row_request(self, key: jax.Array, context: DelayedAcceptanceContext) -> RowRequest:
         """Request a whole subsample."""
@@ -278,11 +275,11 @@ class DelayedAcceptanceKernel(Kernel[DelayedAcceptanceState, DelayedAcceptanceCo
         learned = state.adaptation
         point = start = at_point(state.z, density)
         steps, rates = jnp.zeros((), int), jnp.zeros(())
-        for move_key_k in jax.random.split(move_key, self.moves):
+        for move_key_k in jax.random.split(move_key, MOVES):
             point, info = kernel.move(  # eqs. 3.6 and 3.7: reversible for exp(-Uhat), eq. 3.4
                 move_key_k, point, density, learned.step_size, learned.inverse_mass
             )
-            steps, rates = steps + info.n_steps, rates + info.acceptance_rate / self.moves
+            steps, rates = steps + info.n_steps, rates + info.acceptance_rate / MOVES
         exact = self._exact_log_density(point.position, context)
         # L(t') Lhat(t; u) / (L(t) Lhat(t'; u)); the priors, included in all four, cancel
         log_ratio = (exact - state.exact) + (start.logdensity - point.logdensity)

@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import as_either, namespace
+from modicum.arrays import along, as_either, namespace
 from modicum.kernels.expansion import (
     About,
     Pair,
@@ -414,13 +414,6 @@ class LinearTaylor:
 # Any other model --------------------------------------------------------------------------
 
 
-def _along(function: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Value and first two derivatives of a function of one number at 0."""
-    zero, one = jnp.zeros(()), jnp.ones(())
-    (value, slope), (_, curve) = jax.jvp(lambda s: jax.jvp(function, (s,), (one,)), (zero,), (one,))
-    return value, slope, curve
-
-
 class AutodiffRows(NamedTuple):
     """Cached rows of any other model."""
 
@@ -496,9 +489,9 @@ def _row_expansion(
     """phi(0), phi'(0) and phi''(0) / 2 of each row along a path from the anchor."""
     rows = cached.rows
     if cached.taylor is None:
-        f, f1, f2 = _along(lambda s: target.log_likelihood(path(s), rows))
+        f, f1, f2 = along(lambda s: target.log_likelihood(path(s), rows))
         return f, f1, f2 / 2
     f, slope, curve = cached.taylor
-    _, e, bent = _along(lambda s: target.linear.predictor_vector(target.unravel(path(s)), rows))
+    _, e, bent = along(lambda s: target.linear.predictor_vector(target.unravel(path(s)), rows))
     second = jnp.einsum("ij,ijk,ik->i", e, curve, e) + jnp.sum(slope * bent, axis=1)
     return f, jnp.sum(slope * e, axis=1), second / 2

@@ -103,8 +103,6 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         The subsample has m rows in G blocks, of which K are proposed anew per iteration.
     target_accept
         Target acceptance rate of the step-size adaptation.
-    spread
-        Chains start at `spread` posterior standard deviations about the anchor.
     first_step
         Initial step size; by default derived from the number of parameters.
     """
@@ -117,7 +115,6 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
     blocks: int
     refreshes: int
     target_accept: float = 0.8
-    spread: float = 1.0
     first_step: float | None = None
 
     @property
@@ -175,7 +172,7 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         """Start at a draw about the anchor with a fresh subsample."""
         proxy = context.proxy
         size = proxy.where.point.shape[0]
-        z = self.spread * normal(symmetric_uniforms(key, (size,), proxy.where.point.dtype))
+        z = normal(symmetric_uniforms(key, (size,), proxy.where.point.dtype))
         counts = self.estimator.counts(key, self.blocks)
         subsample, owners = self.estimator.arrange(batch, counts)
         subsample = with_coreset(subsample, context)

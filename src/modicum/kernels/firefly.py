@@ -75,8 +75,6 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
         the context's `rate`. "explicit": each row's light is drawn anew with that probability.
     target_accept
         Target acceptance rate of the step-size adaptation.
-    spread
-        Chains start at `spread` posterior standard deviations about the anchor.
     first_step
         Initial step size; by default derived from the number of parameters.
     """
@@ -87,7 +85,6 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
     proposals: int
     update: Literal["implicit", "explicit"] = "implicit"
     target_accept: float = 0.8
-    spread: float = 1.0
     first_step: float | None = None
 
     def initial_row_request(self, key: jax.Array, context: FlyContext) -> Candidates:
@@ -108,7 +105,7 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
         """Start at a draw about the anchor with lights drawn there."""
         where_key, light_key = jax.random.split(key)
         n, size = context.n, context.bound.where.point.shape[0]
-        z = self.spread * jax.random.normal(where_key, (size,))
+        z = jax.random.normal(where_key, (size,))
         log_r = self.bounded.log_ratio(batch.rows.rows, z, context.bound)
         # divided by the probability with which the row became a candidate
         chance = jax.nn.sigmoid(log_r) / batch.known

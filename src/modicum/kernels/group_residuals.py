@@ -15,7 +15,7 @@ evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import as_either, log_sum_exp, namespace
+from modicum.arrays import along, as_either, log_sum_exp, namespace
 from modicum.kernels.expansion import expansion_coordinates, in_expansion_coordinates
 from modicum.kernels.protocols import Proxy
 from modicum.kernels.slices import locate, starts
@@ -376,7 +376,7 @@ class GroupTaylor:
                 others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
                 return model.row_values(eta + at + s * first + s**2 / 2 * second, others, flat.rows)
 
-            _, f1, f2 = _derivatives(line)
+            _, f1, f2 = along(line)
         expansion, slope = cached.value, flat.sum(f1)
         mean = xp.sum(cached.p * slope, axis=1)
         if self.order >= 1:
@@ -416,10 +416,3 @@ def _linear(model: IntegratedEffects, theta: Params, rows: Batch) -> jax.Array:
     count, width = rows["y"].shape[:2]
     flat = {name: field.reshape(count * width, *field.shape[2:]) for name, field in rows.items()}
     return model.family.linear(theta, flat).reshape(count, width).astype(jnp.float64)
-
-
-def _derivatives(path: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Value and first two derivatives at 0 of a function of a scalar."""
-    one, zero = jnp.ones(()), jnp.zeros(())
-    (value, first), (_, second) = jax.jvp(lambda s: jax.jvp(path, (s,), (one,)), (zero,), (one,))
-    return value, first, second

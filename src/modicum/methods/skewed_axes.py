@@ -22,17 +22,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from modicum.kernels.control_variates import cached_rows, control_variate, proxy
-from modicum.kernels.residuals_by_numpy import needs_no_compiler
+from modicum.arrays import as_either
 from modicum.kernels.whitening import FIRST, NODES, STEP, Curves
 from modicum.methods.method import Chosen, Task, Tuning
 from modicum.passes import Anchor
 from modicum.passes.engine import chunk_bounds
 from modicum.random import Stream, generator
-from modicum.runtime import to_device
 
 LogPosterior = Callable[[np.ndarray], np.ndarray]  # of points (S, d) in whitened coordinates
 
@@ -260,15 +257,12 @@ def _longest(rows: np.ndarray) -> np.ndarray:
 
 def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
     """Return L'x of the rows of largest leverage, by a pass; None without a linear predictor."""
-    form = control_variate(task.target, 2)
-    if not form.target.in_one_predictor:
+    if not task.target.likelihood.in_one_predictor:
         return None
-    about = jax.tree.map(np.asarray, proxy(anchor, task.target, 2))
-    about = about if needs_no_compiler(form, about) else to_device(about)
-    longest = np.zeros((0, len(anchor.point)))
+    model, longest = task.target.linear, np.zeros((0, len(anchor.point)))
     for first, last in chunk_bounds(task.rows):
-        batch = task.rows.slice(first, last) | {"probability": np.ones(last - first)}
-        whitened = np.asarray(cached_rows(form, batch, about).rows)
+        x = model.full_matrix(task.rows.slice(first, last)).in_double()
+        whitened = np.asarray(x @ as_either(anchor.dense_factor))
         longest = _longest(np.concatenate([longest, whitened]))
     task.ledger.add("skewness", len(task.rows), "density")
     return longest

@@ -39,7 +39,7 @@ from modicum.methods.method import Parameters, Plan, Task, run_on_some_rows
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor
-from modicum.passes.curvature import expanded_prior, prior_slope
+from modicum.passes.curvature import expanded_prior, posterior_slope, prior_slope
 from modicum.passes.sums import Streamed, hold, log_likelihood
 from modicum.random import Stream, chain_keys, generator, words_at_start
 from modicum.runtime import Pytree, in_double_precision, to_device
@@ -154,11 +154,11 @@ def _near(task: Task, chain: int, scale: np.ndarray, rng: np.random.Generator) -
     radius = RADIUS
     for _ in range(TRIES):
         point = base + scale * rng.uniform(-radius, radius, len(base))
-        value, gradient = _log_posterior(task, point)
+        value, gradient = posterior_slope(task.sums, point, "start")
         if np.isfinite(value) and np.all(np.isfinite(gradient)):
             return np.asarray(point)
         radius /= 2
-    value, gradient = _log_posterior(task, base)
+    value, gradient = posterior_slope(task.sums, base, "start")
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
         raise ConvergenceError(
             "the log-posterior or its gradient is not finite at the points where chains would "
@@ -172,11 +172,11 @@ def _first_step(
 ) -> float:
     """Double or halve the step until one leapfrog step is just accepted."""
     momentum = rng.standard_normal(len(point))
-    value, gradient = _log_posterior(task, point)
+    value, gradient = posterior_slope(task.sums, point, "start")
 
     def gain(step: float) -> float:
         half = momentum + step / 2 * scale * gradient
-        height, slope = _log_posterior(task, point + step * scale * half)
+        height, slope = posterior_slope(task.sums, point + step * scale * half, "start")
         end = half + step / 2 * scale * slope
         with np.errstate(all="ignore"):
             change = height - value - 0.5 * float(end @ end - momentum @ momentum)
@@ -190,12 +190,6 @@ def _first_step(
             break
         step *= factor
     return step
-
-
-def _log_posterior(task: Task, point: np.ndarray) -> tuple[float, np.ndarray]:
-    value, gradient = task.sums.gradient(point, "start")
-    prior, prior_gradient = prior_slope(task.target, point)
-    return value + prior, gradient + prior_gradient
 
 
 ROWS, ROWS_EACH = 2_000, 20  # fewest rows of the subset: in all, and per parameter

@@ -220,10 +220,10 @@ def _from_arrays(name: str, arrays: dict[str, np.ndarray], form: type[A]) -> np.
     return form(**{f.name: arrays[f"{name}.{f.name}"] for f in fields(form)})
 
 
-def anchor_at(sums: Sums, t: np.ndarray, purpose: str = "anchor") -> Anchor:
+def anchor_at(sums: Sums, t: np.ndarray) -> Anchor:
     """Build the anchor at any point, in one pass."""
     flat = flat_prior(sums.target)
-    at = curvature(sums, np.asarray(t, np.float64), purpose, flat)
+    at = curvature(sums, np.asarray(t, np.float64), "anchor", flat)
     if flat is not None:
         at, _ = settle(at, sums.target)
     return _from_curvature(at, None, (), sums)

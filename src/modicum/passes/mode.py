@@ -84,7 +84,7 @@ class ModeRecord:
 
 
 def find_mode(
-    sums: Sums, start: np.ndarray, seed: int = 0, purpose: str = "mode", within: float = TOLERANCE
+    sums: Sums, start: np.ndarray, seed: int = 0, within: float = TOLERANCE
 ) -> tuple[Curvature, ModeRecord]:
     """Find the mode of the posterior over all rows of `sums`.
 
@@ -102,8 +102,8 @@ def find_mode(
     goal = within if within > TOLERANCE else GOAL
     before = sums.ledger.sweeps
     if subset is not sums:
-        near = _approach(sums, subset, _near_mode(subset, start, purpose), purpose, goal)
-    at, stuck = _climb(sums, near, purpose, goal, origin=start)
+        near = _approach(sums, subset, _near_mode(subset, start), goal)
+    at, stuck = _climb(sums, near, goal, origin=start)
     record = ModeRecord(
         passes=sums.ledger.sweeps - before,
         gradient_norm=at.gradient_norm,
@@ -116,17 +116,17 @@ def find_mode(
     return at, record
 
 
-def _near_mode(subset: Sums, start: np.ndarray, purpose: str) -> Curvature:
+def _near_mode(subset: Sums, start: np.ndarray) -> Curvature:
     """Find the mode of a subset; refuse a kink, which the log-posterior of all rows shares."""
     before = subset.ledger.sweeps
-    at, stuck = _climb(subset, start, purpose, NEAR)
+    at, stuck = _climb(subset, start, NEAR)
     if stuck and subset.target.model.users_functions and at.gradient_norm > FAR:
         passes = subset.ledger.sweeps - before
         raise ConvergenceError(why_no_mode(subset, at, passes, stuck))
     return at
 
 
-def _approach(sums: Sums, subset: Sums, at: Curvature, purpose: str, goal: float) -> np.ndarray:
+def _approach(sums: Sums, subset: Sums, at: Curvature, goal: float) -> np.ndarray:
     """Go from the mode of a subset towards that of all rows, with Hessians of the subset.
 
     A gradient takes a third of the time of a Hessian, and such a step leaves a few per cent of the
@@ -138,7 +138,7 @@ def _approach(sums: Sums, subset: Sums, at: Curvature, purpose: str, goal: float
         return at.point
     size, best, share = len(sums.rows) / len(subset.rows), at, SLOW
     for k in range(MOST_APPROACHES):
-        C, A = sums.gradient(at.point, purpose)
+        C, A = sums.gradient(at.point, "mode")
         at = replace(at, C=C, A=A, B=at.B * size)
         if k:
             share = at.gradient_norm / best.gradient_norm  # share of the distance left by a step
@@ -147,7 +147,7 @@ def _approach(sums: Sums, subset: Sums, at: Curvature, purpose: str, goal: float
         best, point = at, at.point + at.newton_step()
         if share * at.gradient_norm < max(goal, QUADRATIC):
             return point
-        at = curvature(subset, point, purpose)
+        at = curvature(subset, point, "mode")
     return best.point
 
 
@@ -169,12 +169,12 @@ def _subset(sums: Sums, seed: int) -> Sums:
 
 
 def _climb(
-    sums: Sums, start: np.ndarray, purpose: str, goal: float, origin: np.ndarray | None = None
+    sums: Sums, start: np.ndarray, goal: float, origin: np.ndarray | None = None
 ) -> tuple[Curvature, bool]:
     """Run damped Newton, after L-BFGS if the log-posterior may not be concave."""
     if not sums.target.model.row_model.has_predictors:
-        start, origin = _quasi_newton(sums, start, purpose), None
-    return ascend(sums, start, purpose, goal, origin)
+        start, origin = _quasi_newton(sums, start), None
+    return ascend(sums, start, "mode", goal, origin)
 
 
 def ascend(
@@ -303,14 +303,14 @@ def quasi_newton(
     return np.asarray(minimize(negative, start, jac=True, method="L-BFGS-B", options=options).x)
 
 
-def _quasi_newton(sums: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
+def _quasi_newton(sums: Sums, start: np.ndarray) -> np.ndarray:
     options = {"maxiter": 500, "maxcor": 20, "ftol": 1e-14, "gtol": 1e-8}
-    return quasi_newton(lambda t: posterior_slope(sums, t, purpose), start, **options)
+    return quasi_newton(lambda t: posterior_slope(sums, t, "mode"), start, **options)
 
 
 def quasi_newton_on_subset(sums: Sums, start: np.ndarray, seed: int = 0) -> np.ndarray:
     """Run L-BFGS on a random subset: a start for models too large to form a Hessian."""
-    return _quasi_newton(_subset(sums, seed), start, "mode")
+    return _quasi_newton(_subset(sums, seed), start)
 
 
 # Noise below these shares of the outcome's spread is rounding error: at a mode, and where the
