@@ -11,6 +11,7 @@ from helpers.pilots import moments
 from helpers.refusals import refused
 from helpers.targets import TIMES, flat_draws, logistic_rows, quick
 from modicum.errors import CrudeControlVariateError
+from modicum.kernels.likelihood_estimates import BlockPoisson
 from modicum.methods.ecs.run_checks import Case, look_ahead_signed
 from modicum.methods.ecs.signed_products import ProductChoice
 from modicum.models import Target
@@ -117,7 +118,7 @@ def test_a_quarter_of_many_rows_per_step_is_refused_before_the_run(n, refused):
     target, _ = Target.of(M.Logistic(), logistic_rows(50))
     case = Case(mo.SignedHMCECS(design="uniform").studied, target, n)
     pilot = moments(draws=4)
-    choice = ProductChoice(10, 1, 54_000, 5, 20, 0.0, 2.0, 1.0, 1.0)
+    choice = ProductChoice(BlockPoisson(54_000, 5, 10), 10, 1, 20, 0.0, 1.0, 1.0)
     if not refused:
         assert look_ahead_signed(case, pilot, choice, chosen=True) == []
         return

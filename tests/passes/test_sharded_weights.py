@@ -11,7 +11,7 @@ import pytest
 
 import modicum as mo
 from modicum.kernels.designs import Weighted, certainty_rows, weight_tables
-from modicum.methods.weights import rows_for_chains, sample_on_host, tables_for_chains
+from modicum.methods.weights import sample_on_host
 from modicum.passes.engine import LocalEngine, chunk_rows
 from modicum.passes.ray_engine import NumbersAtWorkers, RayEngine
 from modicum.passes.worker import Parcel, Worker
@@ -112,10 +112,9 @@ def test_sums_depend_on_blocks_so_that_these_must_be_the_same(rows, here, monkey
 
 def test_chains_draw_places_and_get_the_same_rows(rows, here, there):
     workers, tables = there
-    fed = rows_for_chains(tables, rows)
     key = jax.random.key(3)
     with jax.enable_x64(True):
-        ours = tables_for_chains(tables, rows)
+        ours, fed = Weighted().placed(tables, rows)
         draw = jax.jit(lambda tables: Weighted().draw(key, 500, tables))
         placed, drawn = draw(ours), draw(jax.tree.map(np.asarray, here))
     assert ours.order is None
@@ -126,11 +125,12 @@ def test_chains_draw_places_and_get_the_same_rows(rows, here, there):
     assert sorted(workers.asked) == [(k, "take_sorted") for k in range(3)]  # one call for each
     np.testing.assert_array_equal(read, rows.take(np.asarray(drawn.row_ids).reshape(100, 5))["x"])
     places = np.asarray(placed.row_ids).reshape(100, 5)
-    np.testing.assert_array_equal(rows_for_chains(here, rows).take(places)["x"], read)
-    for view in (fed, rows_for_chains(here, rows)):
+    _, ordered = Weighted().placed(here, rows)
+    np.testing.assert_array_equal(ordered.take(places)["x"], read)
+    for view in (fed, ordered):
         np.testing.assert_array_equal(view.slice(5, 9)["x"], rows.take(here.order[5:9])["x"])
     on_device = {"x": rows.slice(0, N)["x"]}  # rows of this process need the whole order
-    np.testing.assert_array_equal(tables_for_chains(tables, on_device).order, here.order)
+    np.testing.assert_array_equal(Weighted().placed(tables, on_device)[0].order, here.order)
 
 
 def test_certainty_rows_and_samples_are_the_same(here, there):

@@ -23,12 +23,15 @@ import numpy as np
 
 from modicum.arrays import as_either
 from modicum.errors import SettingError
+from modicum.models.model import Batch
+from modicum.rows import Rows
 from modicum.rows.weight_classes import (
     CLASSES,
     Classes,
     KeptNumbers,
     KeptOrder,
     extent_of,
+    ordered,
     rows_by_class,
 )
 from modicum.runtime import Array
@@ -95,6 +98,10 @@ class Design(ABC, Generic[Tables]):
     @abstractmethod
     def draw(self, key: jax.Array, count: int, tables: Tables) -> Drawn:
         """Draw `count` rows, with replacement."""
+
+    def placed(self, tables: Tables, rows: Batch | Rows) -> tuple[Tables, Batch | Rows]:
+        """Return tables and rows as chains read them, where rows are on the device or fetched."""
+        return tables, rows
 
     def probability_of(self, drawn: Drawn, tables: Tables) -> np.ndarray:
         """Return this design's probability of rows that `draw_on_host` drew by their weights.
@@ -205,6 +212,17 @@ class Weighted(Design[WeightTables]):
         """Draw `count` rows, with replacement."""
         uniform = jax.random.uniform(key, (2, count), dtype=tables.cumulative.dtype)
         return _look_up(uniform, tables, jnp)
+
+    def placed(self, tables: WeightTables, rows: Batch | Rows) -> tuple[WeightTables, Batch | Rows]:
+        """Have chains draw places in the weighted order, where the fetcher translates them to rows.
+
+        If rows are on the device, so is the order.
+        """
+        assert tables.order is not None
+        assert not isinstance(tables.order, jax.Array)
+        if isinstance(rows, Rows):
+            return tables._replace(order=None), ordered(rows, tables.order)
+        return tables._replace(order=np.asarray(tables.order)), rows  # gathered from the workers
 
     def probability_of(self, drawn: Drawn, tables: WeightTables) -> np.ndarray:
         """Return the probability with which the rows were drawn."""

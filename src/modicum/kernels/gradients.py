@@ -57,6 +57,21 @@ class BaseGradientEstimator(ABC):
     def __post_init__(self) -> None:
         check_settings(self)
 
+    @property
+    def fresh_cost(self) -> float | None:
+        """Cost of a fresh row in evaluations of a cached one; None: there are no residuals."""
+        return None
+
+    def period(self, rows: int, batch: int) -> int | None:
+        """Return the steps between renewals of the memory by a pass; None: it is never renewed."""
+        return None
+
+    def renewed(
+        self, sums: Sums, z: jax.Array | np.ndarray, context: StochasticGradientContext
+    ) -> Pytree:
+        """Return the memories of all chains at the positions (chain, d), by one pass."""
+        return ()
+
     def bind(self, target: Target, precision: str) -> Self:
         """Return this estimator bound to a model."""
         return replace(self, target=target, precision=precision)
@@ -203,14 +218,14 @@ class SVRG(Minibatch):
     order: ClassVar[int] = 1
 
     def period(self, rows: int, batch: int) -> int:
-        """Number of steps from one snapshot to the next."""
+        """Return the number of steps from one snapshot to the next."""
         return ceil(rows / batch) if self.every is None else self.every
 
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Snapshot:
-        """Allocate a snapshot; the first is taken before the first step."""
-        return Snapshot(jnp.zeros_like(z), jnp.zeros_like(z))
+        """Return a snapshot without its gradient, which is taken before the first step."""
+        return Snapshot(z, jnp.zeros_like(z))
 
-    def snapshot(
+    def renewed(
         self, sums: Sums, z: jax.Array | np.ndarray, context: StochasticGradientContext
     ) -> Snapshot:
         """Take snapshots at the positions of all chains, (chain, d), by one pass."""

@@ -225,13 +225,12 @@ class _FullData(Method):
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Warn if chains that started at several modes stayed where they began."""
-        modes = plan.anchor.modes if isinstance(plan.anchor, Anchor) else None
+        modes = plan.anchor.modes
         assert isinstance(plan.kernel, FullDataKernel)
         accept = plan.kernel.target_accept
         if modes is None or len(modes) < 2 or task.chains < 2:
             return Outcome(target_accept=accept)
-        assert isinstance(plan.anchor, Anchor)
-        at = plan.anchor.point + history.position @ plan.anchor.dense_factor.T
+        at = plan.anchor.point + history.position @ np.asarray(plan.anchor.factor).T
         apart = [_apart(modes, task.chains)] if modes.apart(at) else []
         return Outcome(target_accept=accept, warnings=apart)
 

@@ -169,6 +169,7 @@ class Parameters:
     point: np.ndarray
     factor: np.ndarray = field(default_factory=lambda: np.ones(()))
     record: ModeRecord | None = None  # how the mode was found, if there was a search
+    modes: ClassVar[None] = None  # as an `Anchor` has
 
     def whiten(self, t: np.ndarray) -> np.ndarray:
         """Return the coordinates z of `t`, of shape (..., d)."""

@@ -45,8 +45,8 @@ from modicum.passes.engine import FEW, of_numpy
 from modicum.passes.hessians import map_by_numpy
 from modicum.passes.mode import describe_row
 from modicum.rows import Rows
-from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, to_device
+from modicum.rows.weight_classes import KeptNumbers, extent_of
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
 
 def design_tables(
@@ -66,28 +66,6 @@ def design_tables(
         return design.layout(**arrays)
 
     return task.remember(name, lambda: design.tables(facts)._asdict(), read)
-
-
-def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
-    """Return a design's tables as the arrays that kernels read, to go with `rows_for_chains`.
-
-    If rows are fetched, chains draw places in the weighted order, and the fetcher translates them
-    to rows. If rows are on the device, so is the order.
-    """
-    if isinstance(tables, WeightTables) and isinstance(rows, Rows):
-        tables = tables._replace(order=None)
-    elif isinstance(tables, WeightTables) and not isinstance(tables.order, Array | None):
-        tables = tables._replace(order=np.asarray(tables.order))  # gathered from the workers
-    return to_device(tables)
-
-
-def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
-    """Return rows in the order in which chains number them by `tables_for_chains`."""
-    if not isinstance(tables, WeightTables) or not isinstance(rows, Rows):
-        return rows
-    assert tables.order is not None
-    assert not isinstance(tables.order, jax.Array)
-    return ordered(rows, tables.order)
 
 
 def expected_residuals(

@@ -40,7 +40,7 @@ from modicum.kernels.energy_conserving import (
 )
 from modicum.kernels.expansion import TERMS, About
 from modicum.kernels.group_residuals import GroupTaylor
-from modicum.kernels.likelihood_estimates import LIKELIHOODS, Estimator, Perturbed
+from modicum.kernels.likelihood_estimates import LIKELIHOODS, Perturbed
 from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead, schedule, typical_step_size
 from modicum.kernels.protocols import ControlVariate, Move, Settled
 from modicum.methods.ecs.run_checks import Case
@@ -50,7 +50,7 @@ from modicum.methods.pilot.anchored_proxy import StudySettings, check_task
 from modicum.methods.pilot.coreset import Coreset
 from modicum.methods.pilot.study import Study, Weights, study_rows, weigh
 from modicum.methods.skewed_axes import explain_curves
-from modicum.methods.weights import cheapest_number, rows_for_chains, tables_for_chains
+from modicum.methods.weights import cheapest_number
 from modicum.methods.whole_groups import GroupDesign, group_tables, uneven_groups
 from modicum.methods.without_mode import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.model import Batch
@@ -240,10 +240,6 @@ class EnergyConserving(Method, Generic[C]):
         """Choose the sizes that are not `fixed`, given the number of certainty rows."""
 
     @abstractmethod
-    def likelihood(self, choice: C) -> Estimator[Pytree]:
-        """Return the estimator of the likelihood."""
-
-    @abstractmethod
     def look_ahead(self, study: Study, choice: C) -> tuple[list[ModicumWarning], float]:
         """Check the choice before the run; return also how far the posterior is from the anchor."""
 
@@ -368,7 +364,7 @@ class EnergyConserving(Method, Generic[C]):
         study, choice, tuning, notes, _, placement = examined
         task, placed = study.task, placement.result()
         design = Chosen(value=self.design, why=DESIGNS[self.design].description)
-        kernel, context = self.kernel(study, choice), self.context(study, choice, placed)
+        kernel, (context, rows) = self.kernel(study, choice), self.context(study, choice, placed)
         kernel, integrator = self.with_integrator(kernel, context)
         settled, path = fused_kernel(self.expert.fused, kernel, context)
         if jax.default_backend() == "gpu":
@@ -379,7 +375,7 @@ class EnergyConserving(Method, Generic[C]):
             context=context,
             flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=study.about.anchor,
-            rows=rows_in_order(study, placed),
+            rows=rows,
             floats_per_iteration=floats_per_iteration(study, choice),
             start_rows=choice.capacity,
             tuning=tuning | {"design": design} | study.about.tuning | explain_curves(study.curves),
@@ -425,7 +421,7 @@ class EnergyConserving(Method, Generic[C]):
         rows, design = study.task.rows, study.weights.design
         return EnergyConservingKernel(
             _sized_control_variate(study),
-            self.likelihood(choice),
+            choice.estimator,
             GroupDesign(design, as_groups(rows).largest) if rows.grouped else design,
             self._move(),
             choice.capacity,
@@ -435,8 +431,10 @@ class EnergyConserving(Method, Generic[C]):
             first_step=self.step_size,
         )
 
-    def context(self, study: Study, choice: C, placed: Batch | Rows) -> EnergyConservingContext:
-        """Return the data that the kernel reads."""
+    def context(
+        self, study: Study, choice: C, placed: Batch | Rows
+    ) -> tuple[EnergyConservingContext, Batch | Rows]:
+        """Return the data that the kernel reads, and the rows that it requests."""
         about, weights, always = study.about, study.weights, None
         certain, tables, proxy = weights.certain(choice.certainty), weights.tables, about.proxy
         if certain is not None:
@@ -444,18 +442,21 @@ class EnergyConserving(Method, Generic[C]):
             batch = study.task.rows.take(certain.row_ids) | {"probability": np.ones(len(certain))}
             always = cached_rows(about.control_variate, batch, proxy)
         if study.task.grouped:
-            tables = group_tables(tables, as_groups(study.task.rows))
+            tables, rows = group_tables(tables, as_groups(study.task.rows)), placed
+        else:
+            tables, rows = weights.design.placed(tables, placed)
         if study.curves is not None:
             proxy = proxy.mapped(curves=to_device(study.curves))
         coreset = choice.coreset
-        return EnergyConservingContext(
+        context = EnergyConservingContext(
             proxy=proxy,
-            design=tables_for_chains(tables, placed),
+            design=to_device(tables),
             estimator=to_device(choice.tables),
             constant=jax.device_put(np.float64(about.anchor.C + about.folded_prior)),
             certain=always,
             coreset=None if coreset is None else cached_coreset(study, coreset),
         )
+        return context, rows
 
     def with_integrator(
         self, kernel: EnergyConservingKernel, context: EnergyConservingContext
@@ -487,13 +488,6 @@ def _sized_control_variate(study: Study) -> ControlVariate[Pytree]:
     if not isinstance(form, GroupTaylor) or few is None:
         return form
     return replace(form, typical=8 * ceil(float(np.mean(few["group_rows"])) / 8))
-
-
-def rows_in_order(study: Study, placed: Batch | Rows) -> Batch | Rows:
-    """Return the rows that chains read, in the order in which the design numbers them."""
-    if study.task.grouped:  # group tables hold plain row numbers
-        return placed
-    return rows_for_chains(study.weights.tables, placed)
 
 
 def floats_per_iteration(study: Study, choice: Tuned) -> int:

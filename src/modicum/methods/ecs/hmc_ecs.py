@@ -19,7 +19,7 @@ from modicum.errors import (
 )
 from modicum.kernels.all_rows import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
-from modicum.kernels.likelihood_estimates import LIKELIHOODS, BlockPoisson, Estimator, EveryRow
+from modicum.kernels.likelihood_estimates import LIKELIHOODS, BlockPoisson
 from modicum.methods.cost import slow_run
 from modicum.methods.ecs.composition import BurnIn, EnergyConserving, Examined, check_blocks
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in
@@ -43,7 +43,7 @@ from modicum.methods.method import Chosen, Outcome, Plan, Task, account
 from modicum.methods.pilot.study import Study
 from modicum.methods.without_mode import FullLogPosterior, may_have_mean
 from modicum.run.runner import History
-from modicum.runtime import Pytree, in_double_precision
+from modicum.runtime import in_double_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,20 +142,12 @@ class HMCECS(EnergyConserving[Choice]):
             study.pilot_with(certainty),
             self.steps(study),
             self.bias,
-            self._estimator.ddof,
+            LIKELIHOODS[self.expert.estimator],
             study.about.fresh,
             study.task.grouped,
             certainty,
             **fixed,
         )
-
-    @property
-    def _estimator(self) -> EveryRow:
-        return LIKELIHOODS[self.expert.estimator]
-
-    def likelihood(self, choice: Choice) -> Estimator[Pytree]:
-        """Return the estimator of that name."""
-        return self._estimator
 
     def burn_in(self, task: Task) -> BurnIn:
         """Run the schedule of the paper."""
@@ -310,10 +302,6 @@ class SignedHMCECS(EnergyConserving[ProductChoice]):
             None if fixed_bound else study.coreset_with(certainty),
             **{name: value for name, value in fixed.items() if name != HMCECS.number},
         )
-
-    def likelihood(self, choice: ProductChoice) -> Estimator[Pytree]:
-        """Return the block-Poisson estimator."""
-        return choice.estimator
 
     def burn_in(self, task: Task) -> BurnIn:
         """Run the schedule of the perturbed method."""

@@ -17,7 +17,6 @@ from modicum.methods.ecs.composition import (
     BurnIn,
     EnergyConserving,
     floats_per_iteration,
-    rows_in_order,
 )
 from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import HMC
@@ -96,13 +95,14 @@ def _stage(
     longest = max(STAGES)  # flags and capacity have one shape, so that all stages compile once
     task = study.task
     placed = place_rows(task.rows.members, method.memory_limit)
+    context, rows = method.context(study, choice, placed)
     chains = Chains(
         method.kernel(study, choice),
-        method.context(study, choice, placed),
+        context,
         chain_keys(task.seed, task.chains, number + 1),
         schedule(length, longest - length, adapt_mass=False),
         capacity_for(task.target.size + floats_per_iteration(study, choice), longest),
-        rows_in_order(study, placed),
+        rows,
     )
     history = run(chains, 0, length, progressbar=False)
     task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")

@@ -41,30 +41,26 @@ SIZES = (5, 8, 12, 20, 30, 50)
 
 @dataclass(frozen=True)
 class ProductChoice(Tuned):
-    """Lambda, m_b, G, K and the centre.
+    """The estimator, G, K and the centre.
 
     Attributes
     ----------
-    products, batch
-        Lambda and m_b.
+    estimator
+        The block-Poisson estimator, with lambda and m_b.
     needed
         The smallest lambda that meets all criteria.
     centre
         The expected difference l - sum q over the rows that are drawn, less the coreset's if there
         is one; a = centre - lambda.
-    room
-        Room for factors, in units of lambda.
     positive
         Share of positive estimates when rows are drawn afresh, predicted by the pilot study.
     chain_sign
         Mean sign along the chain, predicted by the pilot study.
     """
 
-    products: int
-    batch: int
+    estimator: BlockPoisson
     needed: int
     centre: float
-    room: float
     positive: float
     chain_sign: float
 
@@ -74,9 +70,14 @@ class ProductChoice(Tuned):
         return self.certainty + (0 if self.coreset is None else len(self.coreset))
 
     @property
-    def estimator(self) -> BlockPoisson:
-        """The chosen estimator."""
-        return BlockPoisson(self.products, self.batch, self.blocks, self.room)
+    def products(self) -> int:
+        """Lambda."""
+        return self.estimator.products
+
+    @property
+    def batch(self) -> int:
+        """m_b."""
+        return self.estimator.batch
 
     @property
     def capacity(self) -> int:
@@ -273,8 +274,7 @@ def _with_batch(
         "positive when rows are drawn afresh, by the pilot study",
     }
     return ProductChoice(
-        *(estimator.blocks, K, estimator.products, batch, needs[binding]),
-        *(bound.middle, bound.room, positive, sign),
+        *(estimator, estimator.blocks, K, needs[binding], bound.middle, positive, sign),
         coreset=bound.coreset,
         certainty=certainty,
         cost=cost,

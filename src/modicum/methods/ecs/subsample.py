@@ -9,6 +9,7 @@ from math import ceil, sqrt
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from modicum.kernels.likelihood_estimates import LIKELIHOODS, Estimator, EveryRow
 from modicum.methods.method import Chosen, Tuning
 from modicum.methods.pilot.coreset import Coreset
 from modicum.methods.pilot.pilot_residuals import Bias, Pilot
@@ -34,6 +35,8 @@ class Tuned(ABC):
 
     Attributes
     ----------
+    estimator
+        The estimator of the likelihood.
     blocks, refreshes
         Its blocks, and blocks proposed anew per iteration.
     coreset
@@ -46,6 +49,7 @@ class Tuned(ABC):
         The reason for each setting.
     """
 
+    estimator: Estimator[Pytree]
     blocks: int
     refreshes: int
     coreset: Coreset | None = field(default=None, kw_only=True)
@@ -75,7 +79,7 @@ class Tuned(ABC):
 
 @dataclass(frozen=True)
 class Choice(Tuned):
-    """m, G and K.
+    """An estimator from m rows, with m, G and K.
 
     Attributes
     ----------
@@ -140,7 +144,7 @@ def choose(
     pilot: Pilot,
     steps: int,
     bias: float = 0.05,
-    ddof: int = 1,
+    estimator: EveryRow = LIKELIHOODS["perturbed"],
     fresh: float = 1.0,
     of_groups: bool = False,
     certainty: int = 0,
@@ -156,8 +160,8 @@ def choose(
         Expected leapfrog steps per iteration, L.
     bias
         Largest shift of a posterior mean, in posterior standard deviations, that m may allow.
-    ddof
-        Degrees of freedom lost in the estimator's variance: 1 or 0.
+    estimator
+        The estimator of the likelihood.
     fresh
         Cost of a fresh row, in evaluations of a row.
     of_groups
@@ -167,7 +171,7 @@ def choose(
     fixed
         m, G and K (`subsample`, `blocks`, `refreshes`), where they are set.
     """
-    needs = _needs(pilot, bias, ddof, of_groups)
+    needs = _needs(pilot, bias, estimator.ddof, of_groups)
     binding = max(needs, key=lambda name: needs[name])
     m = fixed.get("subsample", needs[binding])
     variance = pilot.quantile(pilot.variance, 0.5) / m
@@ -191,7 +195,7 @@ def choose(
     }
     why |= dict.fromkeys(fixed, "set by hand")
     cost = cost_per_draw(m + certainty, m * (K / G) * fresh, steps, K / G, noise, accept)
-    settings = (int(G), int(K), int(m), pilot.bias(m, ddof))
+    settings = (estimator, int(G), int(K), int(m), pilot.bias(m, estimator.ddof))
     return Choice(*settings, certainty=certainty, cost=cost, why=why)
 
 

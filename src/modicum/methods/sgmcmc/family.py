@@ -21,7 +21,7 @@ import numpy as np
 from modicum.arguments import Bytes, Count, Point, Positive, Rule, Share, at_least, number, one_of
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError, suggestion
 from modicum.kernels.designs import DESIGNS, CertaintyRows, Uniform
-from modicum.kernels.gradients import ESTIMATORS, SVRG, BaseGradientEstimator, Taylor
+from modicum.kernels.gradients import ESTIMATORS, BaseGradientEstimator
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.kernels.stochastic_gradient import (
@@ -51,7 +51,6 @@ from modicum.methods.sgmcmc.step_size import (
     look_back,
     step_sizes,
 )
-from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.models import BaseModel, Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor, LocalEngine, Sums
@@ -260,9 +259,9 @@ class StochasticGradientFamily(Method):
         parts = self.parts()
         cost = StochasticGradientKernel(*parts, Uniform(), self.batch).cost
         budget = passes * rows
-        if not isinstance(parts.estimator, SVRG):
-            return int(budget / cost + 1e-9)
         period = parts.estimator.period(rows, self.batch)
+        if period is None:
+            return int(budget / cost + 1e-9)
         cycle = rows + period * cost
         cycles = int(budget / cycle + 1e-9)
         remaining = budget - cycles * cycle - rows
@@ -284,7 +283,7 @@ class StochasticGradientFamily(Method):
         )
         point, factor = place.coordinates.point, place.coordinates.factor
         placed = place_rows(task.rows, self.memory_limit)
-        rows = rows_for_chains(tabled.tables, placed)
+        rows = tabled.design.placed(tabled.tables, placed)[1]
 
         def context_with(certain: CertaintyRows | None) -> StochasticGradientContext:
             tables, always = tabled.tables, None
@@ -297,7 +296,7 @@ class StochasticGradientFamily(Method):
                 start=jnp.asarray(place.start, self.precision),
                 spread=jnp.asarray(place.spread, self.precision),
                 n=jnp.asarray(len(task.rows)),
-                design=tables_for_chains(tables, placed),
+                design=to_device(tabled.design.placed(tables, placed)[0]),
                 estimator=estimator.arrays(place.anchor, always),
             )
 
@@ -310,9 +309,8 @@ class StochasticGradientFamily(Method):
 
         context = context_with(None)
         noise = cache(partial(noise_in, context))
-        fresh_cost = estimator.fresh_cost if isinstance(estimator, Taylor) else None
-        by_hand = self.step_size is not None
-        certain, why = certainty_of(self.certainty, task, tabled, fresh_cost, by_hand, noise)
+        settings = (estimator.fresh_cost, self.step_size is not None, noise)
+        certain, why = certainty_of(self.certainty, task, tabled, *settings)
         if certain is not None:
             context = context_with(certain)
             noise = cache(partial(noise_in, context))
@@ -371,8 +369,8 @@ class StochasticGradientFamily(Method):
     def _hook(
         self, task: Task, kernel: StochasticGradientKernel, context: StochasticGradientContext
     ) -> PeriodicHook | None:
-        estimator = kernel.estimator
-        if not isinstance(estimator, SVRG):
+        estimator, period = kernel.estimator, kernel.estimator.period(len(task.rows), self.batch)
+        if period is None:
             return None
         # No progress bar, since the run has one, and not the run's ledger, since each chain counts
         # its snapshots among the rows it touched.
@@ -380,9 +378,9 @@ class StochasticGradientFamily(Method):
         sums = Sums(task.target, task.rows, LocalEngine(progressbar=False), uncounted)
 
         def renew(state: StochasticGradientState) -> StochasticGradientState:
-            return state._replace(memory=estimator.snapshot(sums, state.integrator.z, context))
+            return state._replace(memory=estimator.renewed(sums, state.integrator.z, context))
 
-        return PeriodicHook(estimator.period(len(task.rows), self.batch), renew)
+        return PeriodicHook(period, renew)
 
     @in_double_precision
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:

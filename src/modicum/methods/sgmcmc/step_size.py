@@ -16,10 +16,9 @@ import numpy as np
 from modicum.arguments import Positive, check_settings
 from modicum.errors import ModicumWarning, SettingError, listed
 from modicum.kernels.designs import Drawn
-from modicum.kernels.gradients import SVRG, Snapshot
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.protocols import StochasticGradientContext
-from modicum.kernels.stochastic_gradient import Plain, StochasticGradientKernel
+from modicum.kernels.stochastic_gradient import StochasticGradientKernel
 from modicum.methods.method import Plan, Task
 from modicum.models.model import Batch
 from modicum.random import Stream, key
@@ -141,9 +140,7 @@ def _moments(
 ) -> tuple[jax.Array, jax.Array]:
     """Return mean and unbiased variance over batches."""
     estimator = kernel.estimator
-    memory = estimator.start(point, context)
-    if isinstance(memory, Snapshot):
-        memory = memory._replace(z=reference)
+    memory = estimator.start(reference, context)
 
     def gradient(batch: Batch) -> jax.Array:
         prepared = estimator.prepare(batch, context)
@@ -203,7 +200,7 @@ def look_back(task: Task, plan: Plan, history: History) -> Iterator[ModicumWarni
     kernel = _kernel(plan)
     effect = (
         f"so that variances come out about {1 + ratio:.3g} times too large"
-        if isinstance(kernel.selector, Plain)
+        if kernel.batches == 1
         else "which is more than exponential weights make up for"
     )
     remedies = [
@@ -232,7 +229,8 @@ def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> floa
     kernel = _kernel(plan)
     points = position[:NOISE_CHAINS, -1]
     # A snapshot is half a period old on average; the last but one draw represents it.
-    back = min(position.shape[1], 2) if isinstance(kernel.estimator, SVRG) else 1
+    renewed = kernel.estimator.period(len(task.rows), kernel.batch) is not None
+    back = min(position.shape[1], 2) if renewed else 1
     references = position[:NOISE_CHAINS, -back]
     where = (plan.context, plan.rows, points, references, Stream.NOISE_ROWS_AFTER)
     noise = gradient_noise(task, kernel, *where)
