@@ -185,8 +185,9 @@ def stored_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 # JSON ---------------------------------------------------------------------------------------
 
-# Dataclasses become plain JSON values and are read back by their annotations. A check returns its
-# argument, or raises a TypeError or ValueError that says what was found instead.
+# Dataclasses become plain JSON values and are read back by their annotations. A class of several
+# kinds has a class method `kinds`, classes by name, and is written with its name. A check returns
+# its argument, or raises a TypeError or ValueError that says what was found instead.
 
 Json: TypeAlias = Any  # what json.loads returns
 
@@ -194,7 +195,8 @@ Json: TypeAlias = Any  # what json.loads returns
 def plain(value: Any) -> Json:  # any dataclass, or JSON
     """Return dataclasses, tuples and mappings as plain JSON values."""
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        named = {"kind": type(value).__name__} if hasattr(value, "kinds") else {}
+        return named | {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
@@ -205,6 +207,8 @@ def restored(kind: Any, value: object) -> Any:  # a type, and a value of it
 
     Whole numbers are at least 0. Entries that are absent, as in older files, have their defaults.
     """
+    if hasattr(kind, "kinds"):
+        kind = kind.kinds()[text(mapping(value)["kind"])]
     outer, inner = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and is_dataclass(kind):
         entries, kinds = mapping(value), _annotations(kind)

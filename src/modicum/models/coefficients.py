@@ -62,7 +62,6 @@ from modicum.models.terms import (
     pooled_coding,
     refuse_remote_slope,
     tidy_groups,
-    tidy_smooths,
 )
 from modicum.rows import Coding, Rows
 
@@ -122,7 +121,7 @@ class CoefficientPriors(BaseModel):
     modelled: tuple[str, ...] = ()
     without_intercept: tuple[str, ...] = ()
     coding: Coding | None = None
-    smooths: Sequence[SmoothTerm] = ()
+    smooths: tuple[SmoothTerm, ...] = ()
     observed: tuple[str, ...] = ()
     bent: Entries | None = None
 
@@ -133,14 +132,7 @@ class CoefficientPriors(BaseModel):
         if self.prior_scale is not None:
             object.__setattr__(self, "prior_scale", _scales(self.prior_scale))
         object.__setattr__(self, "priors", tidy_priors(self.priors) or None)
-        for name, kind in (("resolved_priors", ModelPriors), ("coding", Coding)):
-            value = getattr(self, name)
-            if value is not None and type(value) is not kind:  # as a file describes it
-                object.__setattr__(self, name, kind.from_dict(value))
         object.__setattr__(self, "groups", tidy_groups(self.groups))
-        object.__setattr__(self, "smooths", tidy_smooths(self.smooths))
-        for name in ("modelled", "without_intercept"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_modelled()
         self._check_priors()
 

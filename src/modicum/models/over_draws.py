@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from math import ceil
 from typing import TypeAlias
@@ -14,14 +14,17 @@ import numpy as np
 from jax.extend.core import Jaxpr
 
 from modicum.errors import DataError, SettingError
-from modicum.files import Json
+from modicum.files import Json, plain, restored
 from modicum.models.families import FAMILIES, PoissonRates
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel, family_of
 from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.networks import CNN, MLP
+from modicum.models.priors.resolved import ModelPriors, PriorTable
+from modicum.models.terms import GroupTerm, SmoothTerm
 from modicum.models.tracing import AsTraced, digest_of, evaluated, explained
 from modicum.random import typed
+from modicum.rows import Coding
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 BUDGET = 2**25  # largest total size of an intermediate array over the draws evaluated together
@@ -141,6 +144,15 @@ class ModelPredictor:
         return _described(self.model)
 
 
+HELD: dict[str, object] = {  # the types of settings that hold more than numbers and names
+    "priors": PriorTable | None,
+    "resolved_priors": ModelPriors | None,
+    "coding": Coding | None,
+    "groups": tuple[GroupTerm, ...],
+    "smooths": tuple[SmoothTerm, ...],
+}
+
+
 def _saved() -> dict[str, type[BaseModel]]:
     """Return the models that a file describes, by name."""
     others: tuple[type[BaseModel], ...] = (PoissonRates, CNN, MLP, IntegratedEffects)
@@ -151,21 +163,10 @@ def _described(model: BaseModel) -> dict[str, object] | None:
     if type(model) not in _saved().values():
         return None
     values = {f.name: getattr(model, f.name) for f in fields(model)}  # type: ignore[arg-type]
-    settings = {k: _described(v) if k == "family" else _plain(v) for k, v in values.items()}
+    settings = {k: _described(v) if k == "family" else plain(v) for k, v in values.items()}
     if settings.get("family", settings) is None:  # a user's, whose effects are integrated out
         return None
     return {"family": type(model).__name__, "settings": settings}
-
-
-def _plain(value: object) -> object:
-    """Convert a setting to JSON values, by its own `to_dict` where it has one."""
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
-    if isinstance(value, tuple):
-        return [_plain(entry) for entry in value]
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return value
 
 
 def rebuild(description: Mapping[str, Json]) -> ModelPredictor | None:
@@ -184,10 +185,14 @@ def _rebuilt(description: Mapping[str, Json]) -> BaseModel | None:
     model_class = _saved().get(description.get("family", ""))
     if model_class is None:
         return None
-    entries = description["settings"].items()
-    settings: dict[str, Json] = {k: tuple(v) if isinstance(v, list) else v for k, v in entries}
-    if "family" in settings:
-        settings["family"] = _rebuilt(settings["family"])
+    settings: dict[str, Json] = {}
+    for name, value in description["settings"].items():
+        if name in HELD:
+            settings[name] = restored(HELD[name], value)
+        elif name == "family":
+            settings[name] = _rebuilt(value)
+        else:
+            settings[name] = tuple(value) if isinstance(value, list) else value
     return model_class(**settings)
 
 

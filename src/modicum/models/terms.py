@@ -16,7 +16,6 @@ import numpy as np
 
 from modicum.arguments import check_settings
 from modicum.errors import DataError, SettingError, suggestion
-from modicum.files import Json
 from modicum.rows import CodedTerm, Coding, Rows
 from modicum.rows.formula.grouping import refuse_fractions
 
@@ -30,6 +29,11 @@ class PooledTerm(ABC):
 
     kind: ClassVar[str]  # of its standard deviations in draws
     parameter: str  # the parameter of the family whose predictor they enter; empty: the mean
+
+    @classmethod
+    def kinds(cls) -> Mapping[str, type[PooledTerm]]:
+        """Return the kinds of terms by their names in files."""
+        return {kind.__name__: kind for kind in PooledTerm.__subclasses__()}
 
     @property
     def effects(self) -> tuple[str, ...]:
@@ -101,9 +105,6 @@ class SmoothTerm(PooledTerm):
     parameter: str = ""
 
     kind: ClassVar[str] = "smooth_sd"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self.columns))  # a list, from a file
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -220,16 +221,11 @@ class GroupTerm(PooledTerm):
         return tuple(f"{self.key}:{b},{a}" for a, b in pairs)
 
 
-def tidy_smooths(smooths: Sequence[SmoothTerm | Mapping[str, Json]]) -> tuple[SmoothTerm, ...]:
-    """Return smooths as a tuple; a file has them as mappings."""
-    return tuple(SmoothTerm(**s) if isinstance(s, Mapping) else s for s in smooths)
-
-
 def tidy_groups(groups: object) -> tuple[GroupTerm, ...]:
     """Return group terms as a tuple; a plain name means a group with an intercept."""
     if groups is None:
         return ()
-    entries = (groups,) if isinstance(groups, str | GroupTerm | Mapping) else groups
+    entries = (groups,) if isinstance(groups, str | GroupTerm) else groups
     if not isinstance(entries, Sequence):
         raise SettingError(
             "groups must be names of fields, or mo.models.GroupTerm(...) with effects, not "
@@ -239,8 +235,6 @@ def tidy_groups(groups: object) -> tuple[GroupTerm, ...]:
     for entry in entries:
         if isinstance(entry, str):
             entry = GroupTerm(entry)
-        elif isinstance(entry, Mapping) and "field" in entry:  # from a file
-            entry = GroupTerm(**entry)
         if not isinstance(entry, GroupTerm):
             raise SettingError(
                 "a group must be the name of a field, or mo.models.GroupTerm('ward', ('1', 'dose'))"

@@ -144,9 +144,10 @@ class Prior(ABC):
     def check_count(self, count: int) -> None:  # noqa: B027 - optional
         """Refuse a prior that `count` coefficients cannot have."""
 
-    def to_dict(self) -> dict[str, str | float]:
-        """Return plain JSON values: the distribution's name and its arguments."""
-        return {"distribution": type(self).__name__} | self._arguments
+    @classmethod
+    def kinds(cls) -> Mapping[str, type[Prior]]:
+        """Return the distributions by their names in files."""
+        return DISTRIBUTIONS
 
     @property
     def _arguments(self) -> dict[str, float]:
@@ -818,9 +819,3 @@ DISTRIBUTIONS: dict[str, type[Prior]] = {
         *(LogNormal, HalfNormal, HalfCauchy, Exponential, Gamma, LKJ),
     )
 }
-
-
-def prior_from_dict(saved: Mapping[str, str | float]) -> Prior:
-    """Undo `Prior.to_dict`."""
-    arguments = {name: value for name, value in saved.items() if name != "distribution"}
-    return DISTRIBUTIONS[str(saved["distribution"])](**arguments)

@@ -16,7 +16,6 @@ from jax.flatten_util import ravel_pytree
 
 from modicum.arrays import as_either
 from modicum.errors import ModicumWarning, SettingError, suggestion
-from modicum.files import Json
 from modicum.models.constraints import Entries, Interval
 from modicum.models.covariances import (
     correlations,
@@ -32,7 +31,6 @@ from modicum.models.priors.distributions import (
     Prior,
     ShrunkPrior,
     Support,
-    prior_from_dict,
 )
 from modicum.models.priors.exact import (
     CentredIntercept,
@@ -43,7 +41,7 @@ from modicum.models.priors.exact import (
     Numbers,
     SharedScale,
 )
-from modicum.models.terms import GroupTerm, PooledTerm, SmoothTerm
+from modicum.models.terms import PooledTerm
 from modicum.rows import Rows
 from modicum.runtime import Pytree
 
@@ -52,10 +50,7 @@ PriorTable: TypeAlias = tuple[tuple[str, Prior], ...]  # hashable: a key and its
 
 
 def tidy_priors(priors: object) -> PriorTable:
-    """Return priors by key as hashable pairs; refuse anything else.
-
-    Priors read from a file are plain dictionaries.
-    """
+    """Return priors by key as hashable pairs; refuse anything else."""
     if priors is None:
         return ()
     pairs = tuple(priors.items()) if isinstance(priors, Mapping) else priors
@@ -66,8 +61,6 @@ def tidy_priors(priors: object) -> PriorTable:
         )
     table = []
     for key, prior in pairs:
-        if isinstance(prior, Mapping) and "distribution" in prior:
-            prior = prior_from_dict(prior)
         if not isinstance(key, str) or not isinstance(prior, Prior):
             raise SettingError(
                 f"the prior of {key!r} must be a distribution such as mo.priors.Normal(0, 1), not "
@@ -203,15 +196,6 @@ class PooledPrior:
         normal = rng.standard_normal((number, count, self.levels))
         return log_sd, partials, (factor @ normal).reshape(number, -1)
 
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Json]) -> PooledPrior:
-        """Return a group's priors as read from a file."""
-        correlation = prior_from_dict(saved["correlation"])
-        assert isinstance(correlation, LKJ)
-        sds = tuple(prior_from_dict(prior) for prior in saved["sds"])
-        term = GroupTerm if "field" in saved["term"] else SmoothTerm
-        return cls(term(**saved["term"]), int(saved["levels"]), sds, correlation)
-
 
 @dataclass(frozen=True)
 class ModelPriors:
@@ -240,19 +224,6 @@ class ModelPriors:
     extras: tuple[tuple[str, Prior], ...] = ()
     pooled: tuple[PooledPrior, ...] = ()
     centres: tuple[tuple[str, tuple[float, ...]], ...] = ()
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Json]) -> ModelPriors:
-        """Return a model's priors as read from a file."""
-        intercept = saved["intercept"]
-        return cls(
-            tuple(prior_from_dict(prior) for prior in saved["coefficients"]),
-            None if intercept is None else prior_from_dict(intercept),
-            tuple(float(c) for c in saved["centre"]),
-            tuple((str(name), prior_from_dict(prior)) for name, prior in saved["extras"]),
-            tuple(map(PooledPrior.from_dict, saved.get("pooled", saved.get("groups")))),  # once
-            tuple((str(n), tuple(map(float, at))) for n, at in saved.get("centres", ())),
-        )
 
     # Log-densities ---------------------------------------------------------------------------
 
