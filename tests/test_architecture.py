@@ -77,7 +77,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "EnergyConservingKernel": 2,
     "GroupTaylor": 1,
     "HMCMove": 3,
-    "LKJ": 3,
+    "LKJ": 2,
     "PathPoint": 3,
     "ScaleFamily": 3,
     "BaseModel": 2,

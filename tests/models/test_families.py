@@ -54,13 +54,14 @@ def test_poisson_keeps_large_counts_exact_in_float32_rows(x64):
 
 @pytest.mark.parametrize("scale", [2.0, (0.5, 1.0, 4.0)])
 def test_prior_is_independent_normal(scale, x64):
-    model = M.Gaussian(prior_scale=scale, intercept_scale=7.0, scale_prior=1.5)
-    theta = _theta(model, gaussian_rows(10))
+    rows = gaussian_rows(10)
+    model = M.Gaussian(prior_scale=scale, intercept_scale=7.0, scale_prior=1.5).resolved(rows)
+    theta = _theta(model, rows)
     truth = stats.norm.logpdf(theta["beta"], 0, np.asarray(scale)).sum()
     truth += stats.norm.logpdf(theta["intercept"], 0, 7.0)
     truth += stats.norm.logpdf(theta["log_scale"], 0, 1.5)
     np.testing.assert_allclose(jax.jit(model.log_prior)(theta), truth, rtol=1e-12)
-    model = M.Softmax(prior_scale=[0.5, 2.0], intercept_scale=3.0)
+    model = M.Softmax(prior_scale=[0.5, 2.0], intercept_scale=3.0).resolved(class_rows(30))
     theta = _theta(model, class_rows(30))
     truth = stats.norm.logpdf(theta["beta"], 0, np.array([[0.5, 2.0]])).sum()  # by column
     truth += stats.norm.logpdf(theta["intercept"], 0, 3.0).sum()
@@ -68,7 +69,8 @@ def test_prior_is_independent_normal(scale, x64):
 
 
 def test_without_intercept_columns_are_left_alone(x64):
-    rows, model = logistic_rows(30), M.Logistic(prior_scale=2.5, intercept=False)
+    rows = logistic_rows(30)
+    model = M.Logistic(prior_scale=2.5, intercept=False).resolved(rows)
     theta = _theta(model, rows)
     assert list(theta) == ["beta"]
     np.testing.assert_allclose(model.linear(theta, all_of(rows)), all_of(rows)["x"] @ theta["beta"])

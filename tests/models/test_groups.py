@@ -174,6 +174,7 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
         ("town", None, "'town' is not a group of the rows.* hold .* g, h"),
         ("y", None, "'y' is not a group .* it is a plain field, and"),
         ("(1 | g)", None, "is a group term of a formula"),
+        ({"g": ["1", "a"]}, None, "must be names of fields, or .*, not dict"),
         ([0], None, "must be the name of a field, or .*, not 0"),
         (G("g", ("1", "c")), None, "slope 'c' of the group 'g' is no"),
         (3, None, "groups must be names"),

@@ -39,7 +39,7 @@ def exactly(prior_sd, shape, seed, **about):
     model = mo.models.Gaussian(
         scale=SCALE, prior_scale=float(prior_sd[0]), intercept_scale=float(prior_sd[-1])
     )
-    post = made(model, CONJUGATE.rows, draws, **about)
+    post = made(model.resolved(CONJUGATE.rows), CONJUGATE.rows, draws, **about)
     z = together(post)
     post.stats["lp"] = log_likelihood(z).sum(axis=-1) + log_prior(z, prior_sd)
     return post

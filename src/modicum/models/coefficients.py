@@ -230,36 +230,23 @@ class CoefficientPriors(BaseModel):
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Independent priors of beta, the (centred) intercept, the extras and hyperparameters."""
-        return self.priors_at(theta).log_density(theta)
+        return self._known_priors.log_density(theta)
 
-    def priors_at(self, theta: Params) -> ModelPriors:
-        """Return the priors of parameters laid out as `theta`: resolved, or given as scales."""
-        if self.resolved_priors is not None:
-            return self.resolved_priors
-        if not self.has_raw_priors:
+    @property
+    def _known_priors(self) -> ModelPriors:
+        if self.resolved_priors is None:
             raise SettingError(
-                f"the default priors of {type(self).__name__} are in the units of the data, so "
-                "they need rows: use model.resolved(rows), or give the scales."
+                f"the priors of {type(self).__name__} are by column, and default ones in the units "
+                "of the data, so they need rows: use model.resolved(rows)."
             )
-        extras = [(name, _about_zero(self.extra_scale(name))) for name in self.sampled_extras]
-        return ModelPriors(
-            self.scaled_priors(np.shape(theta["beta"])[-1]),
-            _about_zero(self.intercept_scale) if self.intercept else None,
-            extras=tuple(extras),
-        )
-
-    def scaled_priors(self, columns: int) -> tuple[Prior, ...]:
-        """Return normal priors of the scales that were given, in raw units."""
-        scales = np.broadcast_to(np.asarray(self.prior_scale, float), columns)
-        return tuple(map(_about_zero, scales))
+        return self.resolved_priors
 
     def draw_prior(
         self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
     ) -> dict[str, Params]:
         """Draw parameters independently from their priors."""
         q = shapes["intercept"] if "intercept" in shapes else shapes.get("beta", (0,))[:-1]
-        beta = np.empty(shapes.get("beta", (0,)))
-        return self.priors_at({"beta": beta}).draw(q, number, rng)
+        return self._known_priors.draw(q, number, rng)
 
     @property
     def has_flat_prior(self) -> bool:  # type: ignore[override]
@@ -268,13 +255,9 @@ class CoefficientPriors(BaseModel):
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Name each prior: "normal(mean, sd)"."""
-        priors = self.resolved_priors
-        if priors is None and self.has_raw_priors:
-            priors = _Choice(self, rows, None).priors()
-        if priors is None:
-            return {}
         names = [f"{before}beta[{column}]" for before, column in self.common_names(rows)]
-        return priors.describe(names, {name: self.extra_key(name) for name in self.sampled_extras})
+        keys = {name: self.extra_key(name) for name in self.sampled_extras}
+        return self._known_priors.describe(names, keys)
 
     def common_names(self, rows: Rows) -> list[tuple[str, str]]:
         """Return the prefix of its predictor ("scale.") and the name of each common column."""
@@ -311,17 +294,10 @@ class CoefficientPriors(BaseModel):
     # Data-scaled priors -------------------------------------------------------------------
 
     @property
-    def has_raw_priors(self) -> bool:
-        """Whether all priors are given as scales in raw units, which need no data."""
-        return not self.priors and not self._left_to_data
-
-    @property
     def needs_moments(self) -> bool:
         """Whether `resolved` makes a pass over the rows, to scale a prior by the data."""
-        return self.resolved_priors is None and self._left_to_data
-
-    @property
-    def _left_to_data(self) -> bool:
+        if self.resolved_priors is not None:
+            return False
         by_key = dict(self.prior_table)
         shrunk = [prior for prior in by_key.values() if isinstance(prior, ShrunkPrior)]
         if any(prior.unit is None or prior.resolution is None for prior in shrunk):
@@ -345,7 +321,7 @@ class CoefficientPriors(BaseModel):
         known = self
         if coding != self.coding or observed != self.observed:
             known = replace(self, coding=coding, observed=observed)
-        if known.resolved_priors is not None or known.has_raw_priors:
+        if known.resolved_priors is not None:
             return known
         data = known._moments(rows, data) if known.needs_moments else None
         return replace(known, resolved_priors=_Choice(known, rows, data).priors())
@@ -505,7 +481,8 @@ class _Choice:
         model, rows, given = self.model, self.rows, self.given
         priors: list[Prior] = []
         if model.prior_scale is not None:
-            priors += model.scaled_priors(len(self.places))
+            scales = np.broadcast_to(np.asarray(model.prior_scale, float), len(self.places))
+            priors += map(_about_zero, scales)
         elif self.moments is not None:
             priors += map(_about_zero, self.scales[: len(self.places)])
         for parameter in ("", *model.modelled):

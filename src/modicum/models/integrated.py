@@ -206,9 +206,10 @@ class IntegratedEffects(GroupIntegrals):
             self.term, 0, tuple(map(HalfNormal, self.scales)), LKJ(self.concentration)
         )
 
-    def priors_at(self, theta: Params) -> ModelPriors:
-        """Return the family's priors."""
-        return self.family.priors_at(theta)
+    @property
+    def resolved_priors(self) -> ModelPriors | None:  # type: ignore[override]
+        """The family's priors."""
+        return self.family.resolved_priors
 
     @property
     def splits_prior(self) -> bool:  # type: ignore[override]

@@ -49,7 +49,8 @@ class BaseModel(ABC):
     has_mode: ClassVar[bool] = True  # whether Newton's method finds a mode worth expanding about
     reads_bytes: ClassVar[bool] = False  # whether rows may be uint8, whose arithmetic wraps around
     users_functions: ClassVar[bool] = False  # identified by its trace rather than its settings
-    splits_prior: bool = True  # whether folding the quadratic part of `priors_at` finds the mode
+    resolved_priors: ModelPriors | None = None  # of each parameter; None if `log_prior` is all
+    splits_prior: bool = True  # whether folding the quadratic part of these finds the mode
     has_flat_prior: bool = False  # whether the posterior may be improper
     has_groups: bool = False  # whether the parameters include group effects
     group_terms: tuple[GroupTerm, ...] = ()  # whose effects vary between the levels of a factor
@@ -122,12 +123,8 @@ class BaseModel(ABC):
         """Whether `resolved` makes a pass over the rows."""
         return False
 
-    def priors_at(self, theta: Params) -> ModelPriors | None:
-        """Return the priors of parameters laid out as `theta`; None if `log_prior` is all."""
-        return None
-
     def log_own_prior(self, theta: Params) -> jax.Array:
-        """Log-prior of the parameters that `priors_at` leaves out; it counts as quadratic."""
+        """Log-prior of parameters that `resolved_priors` leaves out; it counts as quadratic."""
         return jnp.zeros(())
 
     of_logs: ClassVar[bool] = False  # whether a row's density is that of its outcome's logarithm

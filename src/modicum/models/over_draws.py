@@ -349,7 +349,7 @@ def log_priors(
 
     def log_prior(named: Params) -> jax.Array:
         theta = model.restore(named)
-        total, priors = model.log_prior(theta), model.priors_at(theta)
+        total, priors = model.log_prior(theta), model.resolved_priors
         return total if effects or priors is None else total - priors.log_effects(theta)
 
     (values,) = evaluated(jax.vmap(log_prior), flat)

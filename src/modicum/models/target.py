@@ -191,10 +191,10 @@ class Target:
         pairs = zip(names, starts, ends, strict=True)
         return {name: tuple(range(first, last)) for name, first, last in pairs}
 
-    @cached_property
+    @property
     def priors(self) -> ModelPriors | None:
         """The priors of the parameters; None if only their joint density is known."""
-        return self.model.priors_at(self._shaped)
+        return self.model.resolved_priors
 
     @property
     def all_priors(self) -> ModelPriors | None:
