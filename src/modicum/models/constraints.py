@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, sqrt
 from typing import NoReturn
 
@@ -455,13 +456,6 @@ class ParameterLayout:
 
 def named_leaves(theta: Pytree) -> dict[str, jax.Array]:
     """Name each leaf of a pytree by its path: {"layer": {"w": ...}} gives "layer.w"."""
-    leaves = jax.tree_util.tree_flatten_with_path(theta)[0]
-    names = [".".join(_step_name(step) for step in path) or "theta" for path, _ in leaves]
-    return dict(zip(names, (leaf for _, leaf in leaves), strict=True))
-
-
-def _step_name(step: object) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(step, attribute):
-            return str(getattr(step, attribute))
-    return str(step)
+    paths = jax.tree_util.tree_flatten_with_path(theta)[0]
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path) or "theta": leaf for path, leaf in paths}

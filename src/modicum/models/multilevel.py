@@ -18,8 +18,7 @@ from modicum.linalg.arrow import MOST_BORDER, MOST_NUMBERS, arrow_fits
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel
-from modicum.models.priors import LKJ, HalfNormal, Prior
-from modicum.models.priors.distributions import ShrunkPrior, hyphenated
+from modicum.models.priors.distributions import LKJ, HalfNormal, Prior, ShrunkPrior, hyphenated
 from modicum.models.priors.resolved import columns_of, require_known, require_support
 from modicum.models.terms import INTERCEPT, GroupTerm, common_columns, tidy_groups
 from modicum.rows import Rows

@@ -12,7 +12,7 @@ import numpy as np
 from modicum.errors import DataError, ModicumWarning
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, Params
-from modicum.models.priors import Normal
+from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows

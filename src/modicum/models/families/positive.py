@@ -38,7 +38,7 @@ from modicum.models.linear_predictor import (
 )
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import positive_fault, time_fault
-from modicum.models.priors import Normal
+from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 
 

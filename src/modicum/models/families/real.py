@@ -31,7 +31,7 @@ from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorM
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import angle_fault, real_fault, refuse_remote
 from modicum.models.partial_outcomes import KNOWN_NOISE
-from modicum.models.priors import Normal
+from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 from modicum.rows import Rows
 

@@ -34,7 +34,7 @@ from modicum.models.families.log_link import LogLink
 from modicum.models.families.positive import Gamma, Lognormal
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import count_fault, from_zero_fault
-from modicum.models.priors import Normal
+from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 
 

@@ -175,9 +175,10 @@ def hyphenated(kind: type) -> str:
 class BetweenBounds(Prior):
     """A distribution on the real line, or on its part between bounds, of a coefficient.
 
-    `distribution` is SciPy's, without bounds; with them the density is divided by its mass there.
+    With bounds, the density is divided by its mass there.
     """
 
+    law: ClassVar[str]  # SciPy's name of the distribution, whose arguments are `numbers`
     lower: float | None = None
     upper: float | None = None
 
@@ -199,9 +200,11 @@ class BetweenBounds(Prior):
         return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in self._arguments.items())})"
 
     @property
-    @abstractmethod
     def distribution(self) -> Any:  # SciPy's frozen distributions have no public type
         """The distribution without bounds."""
+        from scipy import stats  # slow to import, and seldom needed
+
+        return getattr(stats, self.law)(*self.numbers)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -267,14 +270,8 @@ class Normal(BetweenBounds):
 
     mean: float = 0.0
     sd: float = 1.0
+    law: ClassVar[str] = "norm"
     quadratic: ClassVar[bool] = True
-
-    @property
-    def distribution(self) -> Any:
-        """The distribution without bounds."""
-        from scipy import stats  # slow to import, and seldom needed
-
-        return stats.norm(self.mean, self.sd)
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -308,13 +305,7 @@ class StudentT(BetweenBounds):
     df: float
     mean: float = 0.0
     scale: float = 1.0
-
-    @property
-    def distribution(self) -> Any:
-        """The distribution without bounds."""
-        from scipy import stats  # slow to import, and seldom needed
-
-        return stats.t(self.df, self.mean, self.scale)
+    law: ClassVar[str] = "t"
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -356,13 +347,7 @@ class Laplace(BetweenBounds):
 
     mean: float = 0.0
     scale: float = 1.0
-
-    @property
-    def distribution(self) -> Any:
-        """The distribution without bounds."""
-        from scipy import stats  # slow to import, and seldom needed
-
-        return stats.laplace(self.mean, self.scale)
+    law: ClassVar[str] = "laplace"
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
