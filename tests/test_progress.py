@@ -11,7 +11,7 @@ import modicum as mo
 from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
 from modicum import progress
-from modicum.progress import pass_progress, phase
+from modicum.progress import phase
 from modicum.run import runner
 
 MODEL = mo.models.Gaussian(scale=0.7)
@@ -108,12 +108,11 @@ def test_a_notebook_needs_no_widgets(monkeypatch, recwarn):
 
 
 @pytest.mark.parametrize("patience", [0.0, 60.0])
-def test_a_long_pass_is_counted_and_a_quick_one_is_silent(patience, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", patience)
+def test_a_long_pass_is_counted_and_a_quick_one_is_silent(patience):
     heard = []
-    with pass_progress("gradient", 10, heard.append) as advance:
+    with phase("gradient", 10, heard.append, "rows", patience) as progress:
         for _ in range(3):
-            advance(4)
+            progress.advance(4)
     shown = [(0, 10), (4, 10), (8, 10), (10, 10)]  # never more than there are
     assert [(e.done, e.total) for e in heard] == ([] if patience else shown)
 

@@ -140,15 +140,6 @@ def phase(
         going.end()
 
 
-@contextmanager
-def pass_progress(
-    description: str, total: int, enabled: Progressbar, unit: str = "rows"
-) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts the rows of a pass, which is shown if it takes long."""
-    with phase(description, total, enabled, unit, PATIENCE) as going:
-        yield going.advance
-
-
 def in_short(number: float) -> str:
     """Return a large number in few characters, such as 1.5M."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import jax
 import numpy as np
-from scipy.linalg import lapack
+from threadpoolctl import ThreadpoolController
 
 from modicum.errors import SettingError
 
@@ -106,16 +106,12 @@ class _OneBLASThread:
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
-        self._before: list[int] = []
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        switches = _blas_threads()
         with self._lock:
             if not self._inside:
-                self._before = [get() for get, _ in switches]
-                for _, put in switches:
-                    put(1)
+                self._limit = _blas().limit(limits=1)
             self._inside += 1
         try:
             yield
@@ -123,8 +119,7 @@ class _OneBLASThread:
             with self._lock:
                 self._inside -= 1
                 if not self._inside:
-                    for (_, put), before in zip(switches, self._before, strict=True):
-                        put(before)
+                    self._limit.restore_original_limits()
 
     def for_small(self, size: int) -> contextlib.AbstractContextManager[None]:
         """Limit BLAS to one thread if matrices of `size` columns are too small to gain from more.
@@ -135,30 +130,12 @@ class _OneBLASThread:
 
 
 FEW_COLUMNS = 500
-Switch: TypeAlias = tuple[Callable[[], int], Callable[[int], object]]  # get, set thread count
-# Names of the functions that get and set the number of threads, in the BLAS libraries of NumPy.
-BLAS_SWITCHES = (
-    ("scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"),
-    ("scipy_openblas_get_num_threads", "scipy_openblas_set_num_threads"),
-    ("openblas_get_num_threads64_", "openblas_set_num_threads64_"),
-    ("openblas_get_num_threads", "openblas_set_num_threads"),
-    ("MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
-)
 
 
 @cache
-def _blas_threads() -> list[Switch]:
-    """Find the thread switches of the BLAS libraries that NumPy and SciPy are linked with."""
-    switches: list[Switch] = []
-    for module in (np.linalg._umath_linalg, lapack._flapack):
-        with contextlib.suppress(AttributeError, OSError, TypeError):
-            # looking up a name also searches the libraries that the module is linked with
-            library = ctypes.CDLL(module.__file__)
-            for get, put in BLAS_SWITCHES:
-                if hasattr(library, get) and hasattr(library, put):
-                    switches.append((library[get], library[put]))
-                    break
-    return switches
+def _blas() -> ThreadpoolController:
+    """Find the BLAS libraries of NumPy and SciPy."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 one_blas_thread = _OneBLASThread()

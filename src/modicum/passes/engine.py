@@ -30,7 +30,7 @@ from modicum.arguments import Count, check_settings
 from modicum.errors import SettingError
 from modicum.files import number_per_row
 from modicum.models import Target
-from modicum.progress import Progressbar, pass_progress
+from modicum.progress import PATIENCE, Progressbar, phase
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers
 from modicum.runtime import (
@@ -218,12 +218,13 @@ class LocalEngine(Engine):
     ) -> Iterator[Pytree]:
         """Yield the results of all chunks in order."""
         bounds = chunk_bounds(rows)
-        with pass_progress(description, len(rows), self.progressbar, f"{rows.unit}s") as advance:
+        unit = f"{rows.unit}s"
+        with phase(description, len(rows), self.progressbar, unit, PATIENCE) as progress:
             numbers = range(len(bounds))
             parts = chunk_results(function, arguments, rows, numbers, dtype, self.threads)
             for (start, stop), part in zip(bounds, parts, strict=True):
                 yield part
-                advance(stop - start)
+                progress.advance(stop - start)
 
 
 def chunk_results(

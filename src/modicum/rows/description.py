@@ -38,7 +38,6 @@ from modicum.runtime import in_threads
 # The kind of numbers a field was given as, by NumPy's dtype.kind.
 KINDS = {"i": "integer", "u": "integer", "b": "boolean"}
 MOST_AXES = 32  # of a field; NumPy arrays have at most 64, the first of which counts the rows
-OPTIONAL = ("coding", "kinds", "terms", "parts")  # entries that a file has only if they hold any
 
 
 @dataclass(frozen=True)
@@ -104,28 +103,20 @@ class RowsSchema:
 
     def to_dict(self) -> dict[str, Json]:
         """Return the schema as plain JSON values."""
-        names = ("columns", "fields", "outcome", "levels", "reference")
-        return self._options() | {name: plain(getattr(self, name)) for name in names}
-
-    def _options(self) -> dict[str, Json]:
-        held = {name: getattr(self, name) for name in OPTIONAL}
-        entries = {name: plain(entry) for name, entry in held.items() if entry}
-        return entries if self.encoding is None else entries | {"origin": self.origin}
+        names = (f.name for f in fields(RowsSchema) if f.name != "encoding")
+        return {name: plain(getattr(self, name)) for name in names} | {"origin": self.origin}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Json]) -> RowsSchema:
         """Undo `to_dict`; raise `DataError` for anything else."""
         try:
-            schema = _read_schema(mapping(saved))
-            if schema.reference != mapping(saved["reference"]):
-                raise ValueError("a reference is not the first of the levels")
+            return _read_schema(mapping(saved))
         except ModicumError:
             raise
         except (KeyError, IndexError, TypeError, ValueError):
             raise DataError(
                 "the saved schema of the rows is damaged: read the rows again to make a new one."
             ) from None
-        return schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +251,7 @@ class Description(RowsSchema):
 
     def to_json(self) -> dict[str, Json]:
         """Return the description as plain JSON values."""
-        return {
+        return self.to_dict() | {
             "rows": self.n,
             "dtype": self.dtype.name,
             "fields": [
@@ -268,10 +259,8 @@ class Description(RowsSchema):
                 | ({"dtype": self.codes[name].name} if name in self.codes else {})
                 for name, shape in self.fields.items()
             ],
-            "columns": list(self.columns),
-            "outcome": self.outcome,
             "levels": {k: {"reference": v[0], "levels": list(v)} for k, v in self.levels.items()},
-        } | self._options()
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Description:
