@@ -47,7 +47,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "models": 8_600,
     "rows": 6_950,
     "methods": 6_300,
-    "posterior": 5_910,
+    "posterior": 5_850,
     "kernels": 3_790,
     "passes": 3_010,
     "": 3_350,
@@ -55,7 +55,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "cli": 1_100,
     "digest": 900,
     "linalg": 710,
-    "diagnostics": 550,
+    "diagnostics": 680,
 }
 
 NAMED_TWICE = {  # classes that users know by the module they are in
@@ -73,7 +73,6 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "Digest": 4,
     "ShrunkPrior": 7,
     "ColumnArray": 5,
-    "ModelPredictor": 2,
     "EnergyConservingKernel": 2,
     "GroupTaylor": 1,
     "HMCMove": 3,
@@ -108,6 +107,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
             "LogNormal",
             "Markup",
             "Model",
+            "ModelPredictor",
             "ModicumError",
             "ModicumWarning",
             "NoNoiseError",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from modicum.diagnostics.weighted import ends_of
 from modicum.errors import SettingError, whole_number
 from modicum.passes.sums import log_likelihoods
 from modicum.posterior import Posterior, group_effects
@@ -26,7 +27,6 @@ from modicum.posterior.population import random_rows
 from modicum.posterior.ppc import name_axes, new_axes, pyplot, survival_table
 from modicum.posterior.smooth_curves import smooths_of
 from modicum.posterior.summary import added_words, interval_words, percent, prob_of
-from modicum.posterior.weighted import ends_of
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:

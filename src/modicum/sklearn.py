@@ -21,6 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from modicum.arguments import names_checked
+from modicum.diagnostics.weighted import normalised, weighted_mean
 from modicum.errors import DataError, NoNoiseError, SettingError, warn_of
 from modicum.methods import Method, resolve
 from modicum.models import (
@@ -38,7 +39,6 @@ from modicum.posterior.fit_rows import aligned
 from modicum.posterior.fitted import thinned
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces
 from modicum.posterior.predict import Prepared, check_finite
-from modicum.posterior.weighted import normalised, weighted_mean
 from modicum.progress import After
 from modicum.rows import Rows
 from modicum.rows.sources import is_table

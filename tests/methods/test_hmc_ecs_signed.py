@@ -10,12 +10,12 @@ from helpers import toy
 from helpers.pilots import moments
 from helpers.refusals import refused
 from helpers.targets import TIMES, flat_draws, logistic_rows, quick
+from modicum.diagnostics.weighted import weighted_mcse, weighted_mean
 from modicum.errors import CrudeControlVariateError
 from modicum.kernels.likelihood_estimates import BlockPoisson
 from modicum.methods.ecs.run_checks import Case, look_ahead_signed
 from modicum.methods.ecs.signed_products import ProductChoice
 from modicum.models import Target
-from modicum.posterior.weighted import weighted_mcse, weighted_mean
 
 M = mo.models
 # About a poor anchor with uniform rows, some estimates are negative.

@@ -11,13 +11,13 @@ from helpers.refusals import refused
 from helpers.targets import exact_draws, flat_draws, logistic_rows, mean_and_error
 from modicum.diagnostics import ess
 from modicum.diagnostics.convergence import pareto_smoothed
+from modicum.diagnostics.weighted import weighted_mean
 from modicum.methods.laplace import Verdict, WeighingPool
 from modicum.methods.laplace import _doubts as doubts_of
 from modicum.methods.laplace import _independence_sampler as independence_sampler
 from modicum.methods.pilot.anchored_proxy import StudySettings
 from modicum.methods.pilot.study import weigh
 from modicum.passes import NEAR
-from modicum.posterior.weighted import weighted_mean
 from modicum.runtime import in_double_precision
 
 M = mo.models

@@ -101,21 +101,20 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_file_that_cannot_be_written_is_a_clear_error_before_the_work(
-    name, post, tmp_path, monkeypatch
-):
-    write = WRITERS[name]
-    for work in ("to_datatree", "summary", "rows_or_own"):
-        monkeypatch.setattr(Posterior, work, lambda *_, **__: pytest.fail("the work came first"))
-    with pytest.raises(SettingError, match=r"there is no folder '.*missing' to write 'a.out' to"):
-        write(post, tmp_path / "missing" / "a.out")
-    refused(SettingError, "is a folder: name a file in it", write, post, tmp_path)
+def test_a_file_that_cannot_be_written_is_a_clear_error_before_the_work(name, post, tmp_path):
+    post.draws = None  # so that any work fails
+    nowhere = tmp_path / "missing" / "a.out"
+    refused(SettingError, "there is no folder '.*missing' to", WRITERS[name], post, nowhere)
+
+
+def test_it_is_said_why_a_file_cannot_be_written(post, tmp_path, monkeypatch):
+    refused(SettingError, "is a folder: name a file in it", post.save, tmp_path)
     (tmp_path / "file").touch()
-    refused(SettingError, r"there is no folder '.*file'", write, post, tmp_path / "file" / "a.out")
-    refused(SettingError, "cannot be written", write, post, tmp_path / ("long" * 100))
-    refused(SettingError, "the name of a file is needed, not int", write, post, 3)
+    refused(SettingError, r"there is no folder '.*file'", post.save, tmp_path / "file" / "a.out")
+    refused(SettingError, "cannot be written", post.save, tmp_path / ("long" * 100))
+    refused(SettingError, "the name of a file is needed, not int", post.save, 3)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    refused(SettingError, r"cannot be written \(no permission\)", write, post, tmp_path / "a.out")
+    refused(SettingError, r"cannot be written \(no permission\)", post.save, tmp_path / "a.out")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.convergence import finite_and_moving, over_chains
+from modicum.diagnostics.weighted import diagnose, influence, kish_share, unequal, weighted_mcse
 from modicum.errors import ModicumWarning
 from modicum.posterior.fitted import LabelsLike, evenly_spaced, scalar_names, tidy_labels
-from modicum.posterior.weighted import diagnose, influence, kish_share, unequal, weighted_mcse
 
 LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable

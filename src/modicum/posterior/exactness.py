@@ -20,6 +20,7 @@ import numpy as np
 
 from modicum.diagnostics import kernel_stein_discrepancy, squared_stein_discrepancy
 from modicum.diagnostics.convergence import finite_and_moving, rows_smoothed
+from modicum.diagnostics.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.errors import SettingError, too_few, warn_of, whole_number
 from modicum.ledger import Ledger
 from modicum.libraries import arviz_base, arviz_stats
@@ -37,7 +38,6 @@ from modicum.posterior.fitted import (
     sums_at,
     thinned,
 )
-from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
 
 FEWEST = 25  # draws needed: a Pareto distribution is fitted to the largest fifth of the weights

@@ -14,6 +14,13 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from modicum.diagnostics.weighted import (
+    unequal,
+    weighted_covariance,
+    weighted_mean,
+    weighted_quantile,
+    weighted_variance,
+)
 from modicum.errors import (
     ModicumWarning,
     SettingError,
@@ -37,13 +44,6 @@ from modicum.posterior.fit_rows import (
     aligned,
     require_rows_of_fit,
     rows_of_fit,
-)
-from modicum.posterior.weighted import (
-    unequal,
-    weighted_covariance,
-    weighted_mean,
-    weighted_quantile,
-    weighted_variance,
 )
 from modicum.random import Stream, generator
 from modicum.rows import Rows

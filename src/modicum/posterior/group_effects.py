@@ -26,6 +26,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.diagnostics.weighted import (
+    ends_of,
+    normalised,
+    tabulated,
+    weighted_mcse,
+    weighted_mean,
+)
 from modicum.errors import DataError, SettingError, suggestion, warn_of
 from modicum.ledger import Ledger
 from modicum.libraries import pandas as pd
@@ -44,13 +51,6 @@ from modicum.posterior.fitted import (
 )
 from modicum.posterior.smooth_curves import smooth_table, smooths_of
 from modicum.posterior.summary import interval_table
-from modicum.posterior.weighted import (
-    ends_of,
-    normalised,
-    tabulated,
-    weighted_mcse,
-    weighted_mean,
-)
 from modicum.rows import Rows
 from modicum.rows.coding import Level, level_names
 from modicum.rows.grouped_rows import GroupedRows, GroupIndex, as_groups

@@ -38,6 +38,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from modicum.diagnostics.convergence import ess_mean, rows_smoothed
+from modicum.diagnostics.weighted import kish_share
 from modicum.errors import ModicumWarning, SettingError, too_few, warn_of, whole_number
 from modicum.ledger import Ledger
 from modicum.libraries import arviz_stats
@@ -51,7 +52,6 @@ from modicum.posterior.evidence import NormalProposal, average, log_joint
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, evenly_spaced, sums_at, thinned
 from modicum.posterior.group_effects import group_levels
-from modicum.posterior.weighted import kish_share
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from modicum.diagnostics.weighted import ends_of, tabulated, weighted_mean
 from modicum.errors import SettingError, whole_number
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
@@ -26,7 +27,6 @@ from modicum.posterior.fitted import FittedDraws, check_interval
 from modicum.posterior.outcomes import OutcomeDraws, pieces_of, with_groups
 from modicum.posterior.population import Population, population
 from modicum.posterior.summary import interval_table
-from modicum.posterior.weighted import ends_of, tabulated, weighted_mean
 from modicum.rows.checks import names_like
 from modicum.rows.coding import Level, level_places
 

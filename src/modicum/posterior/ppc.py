@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from modicum.diagnostics.weighted import ends_of, weighted_mean, weighted_quantile
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
@@ -35,7 +36,6 @@ from modicum.posterior.population import (
 )
 from modicum.posterior.predict import survival_predictor
 from modicum.posterior.summary import is_share, percent
-from modicum.posterior.weighted import ends_of, weighted_mean, weighted_quantile
 from modicum.random import Stream, generator
 from modicum.rows.reading import is_tabular, source_of
 

@@ -18,6 +18,13 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from modicum.arguments import names_checked
+from modicum.diagnostics.weighted import (
+    ends_of,
+    normalised,
+    weighted_mcse,
+    weighted_mean,
+    weighted_quantile,
+)
 from modicum.errors import DataError, SettingError, is_number, warn_of, whole_number
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
@@ -29,13 +36,6 @@ from modicum.posterior.marginal import Average
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, rows_behind, with_groups
 from modicum.posterior.population import random_rows
 from modicum.posterior.summary import interval_table
-from modicum.posterior.weighted import (
-    ends_of,
-    normalised,
-    weighted_mcse,
-    weighted_mean,
-    weighted_quantile,
-)
 from modicum.random import Stream, generator
 from modicum.rows.formula import NewLevels
 from modicum.rows.sources import is_table, library
@@ -196,22 +196,23 @@ class Prepared(NamedTuple):
         """Align rows with those of the fit, and choose draws."""
         if newgroups not in (None, "one", "average"):
             raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
-        predictor = given or post.restore_predictor() or post.model_predictor()
+        of_model = given or post.of_model
+        function = of_model or post.restore_predictor() or post.model_predictor()
         new = aligned(rows, post.fit_rows, False, newlevels, groups)
-        if isinstance(predictor, ModelPredictor):
-            new = with_groups(new, predictor.model, groups)
-            drawn = OutcomeDraws.affordable(post, new, draws, predictor=predictor)
-            one = newgroups == "one" or (newgroups is None and groups is not None)
-            along = predictor.model.predictors_of_groups
-            scores = _normal_scores(drawn.weights.size, len(along)) if one else None
-            return cls(new, partial(drawn.expected, scores=scores), drawn.weights)
-        subset, weights = thinned(post, affordable(post, len(new), draws))
+        if of_model is None:
+            subset, weights = thinned(post, affordable(post, len(new), draws))
 
-        def evaluate(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-            outcome = np.asarray(predictor(subset, batch), float)
-            return outcome, outcome
+            def evaluate(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+                outcome = np.asarray(function(subset, batch), float)
+                return outcome, outcome
 
-        return cls(new, evaluate, weights)
+            return cls(new, evaluate, weights)
+        new = with_groups(new, of_model.model, groups)
+        drawn = OutcomeDraws.affordable(post, new, draws, predictor=of_model)
+        one = newgroups == "one" or (newgroups is None and groups is not None)
+        along = of_model.model.predictors_of_groups
+        scores = _normal_scores(drawn.weights.size, len(along)) if one else None
+        return cls(new, partial(drawn.expected, scores=scores), drawn.weights)
 
     def pieces(self, draws: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield expected outcomes, in pieces such that those of `draws` draws fit in memory."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from modicum.arguments import names_checked
+from modicum.diagnostics.weighted import normalised
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.posterior.fit_rows import AlignedRows, RowsLike
 from modicum.posterior.fitted import FittedDraws, thinned
@@ -26,7 +27,6 @@ from modicum.posterior.outcomes import (
 )
 from modicum.posterior.population import column_values, holds_column
 from modicum.posterior.predict import log_mean
-from modicum.posterior.weighted import normalised
 from modicum.progress import phase
 from modicum.random import Stream, generator
 from modicum.rows import Rows

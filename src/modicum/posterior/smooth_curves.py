@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import expansion
+from modicum.diagnostics.weighted import tabulated
 from modicum.errors import DataError, ModicumWarning, listed
 from modicum.models import LinearPredictorModel
 from modicum.models.coefficients import parameter_of
@@ -22,7 +23,6 @@ from modicum.models.terms import slope_columns
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.population import random_rows
 from modicum.posterior.summary import interval_table
-from modicum.posterior.weighted import tabulated
 from modicum.rows.checks import names_like
 from modicum.rows.coding import LevelArray, level_places
 from modicum.rows.formula.expressions import Expression

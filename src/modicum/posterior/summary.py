@@ -17,10 +17,10 @@ import numpy as np
 
 from modicum.arguments import names_checked
 from modicum.diagnostics import r_hat
+from modicum.diagnostics.weighted import diagnose, ends_of, weighted_mean
 from modicum.errors import SettingError, UnknownNameError, is_number
 from modicum.libraries import pandas as pd
 from modicum.posterior.fitted import FittedDraws, check_interval, require_positive_sum, scalar_names
-from modicum.posterior.weighted import diagnose, ends_of, weighted_mean
 from modicum.rows.checks import names_like
 from modicum.rows.coding import LevelArray
 from modicum.rows.formula.expressions import Expression

@@ -17,8 +17,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from modicum.diagnostics import batch_means_variance, ess, ess_tail, mcse, nested_r_hat, r_hat
-from modicum.diagnostics.convergence import LARGE, over_chains
+from modicum.diagnostics.convergence import (
+    LARGE,
+    batch_means_variance,
+    ess,
+    ess_tail,
+    mcse,
+    nested_r_hat,
+    over_chains,
+    r_hat,
+)
 from modicum.runtime import in_threads
 
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ from scipy.stats import norm
 
 from helpers import signed_chain as truth
 from modicum.diagnostics import batch_means_variance, inefficiency, r_hat
-from modicum.posterior.weighted import (
+from modicum.diagnostics.weighted import (
     influence,
     kish_share,
     weighted_ess,
