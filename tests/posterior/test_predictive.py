@@ -271,6 +271,32 @@ def test_the_chance_of_as_large_differences_is_uniform_if_the_model_is_right():
     assert max(wrong) < 0.05
 
 
+@pytest.mark.parametrize("tails", [None, 3.0])
+def test_a_fit_of_many_parameters_is_judged_by_outcomes_it_did_not_lean_towards(tails):
+    """A parameter for every four rows: the right model passes, tails of Student's t are found.
+
+    The same rows given to a posterior that does not know them are taken for new ones, for which
+    their outcomes lie too near to the middle of what is predicted.
+    """
+    n, d, model = 400, 100, mo.models.Gaussian(scale=1.0, intercept=False)
+    fitted, as_new = [], []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(n, d))
+        noise = rng.normal(size=n) if tails is None else rng.standard_t(tails, n) / np.sqrt(3)
+        rows, cov = mo.Rows(x=x, y=x.sum(axis=1) + noise), np.linalg.inv(x.T @ x)
+        mean = cov @ x.T @ (x.sum(axis=1) + noise)  # and a flat prior
+        beta = mean + rng.normal(size=(500, d)) @ np.linalg.cholesky(cov).T
+        draws = {"beta": beta[None]}
+        fitted.append(made(model, rows, draws).ppc(random_seed=seed).p)
+        as_new.append(bare(model, draws, n).ppc(rows, random_seed=seed).p)
+    assert max(as_new) < 0.05
+    if tails is None:
+        assert np.median(fitted) > 0.2
+    else:
+        assert np.median(fitted) < 0.05
+
+
 def test_censored_times_have_random_quantiles_beyond_those_known():
     """Times censored at random: their quantiles are uniform; as if observed, they are early."""
     x, rng = design(2000, 1)

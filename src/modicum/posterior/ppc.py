@@ -223,11 +223,11 @@ def ppc(
 
     Binary outcomes are checked for calibration, in bins of their predicted probability; counts
     by how often each occurs, zeros included (a rootogram); other numbers by their quantiles among
-    the outcomes predicted for the same row, which are uniform if the model is right (a censored
-    outcome has a random one of those that it may have), or against the prior by their distribution
-    function. With `by`, mean outcomes are compared in bins of a column instead, whether or not
-    the model uses that column. A row with an integer `weight` k gets k predicted outcomes; any
-    other weight multiplies a single one.
+    the outcomes predicted for the same row without knowing its own, which are uniform if the model
+    is right (a censored outcome has a random one of those that it may have), or against the prior
+    by their distribution function. With `by`, mean outcomes are compared in bins of a column
+    instead, whether or not the model uses that column. A row with an integer `weight` k gets k
+    predicted outcomes; any other weight multiplies a single one.
 
     Parameters
     ----------
@@ -272,7 +272,9 @@ def ppc(
     checked = replace(all_rows, rows=all_rows.rows.subset(ids))
     column = None if by is None else (by, column_values(all_rows.rows, origin, by, ids))
     source, checked = outcome_draws(post, checked, draws, random_seed, None, prior, averaged=True)
-    check = _compared(source, checked, mass, column, bins, prob, random_seed, prior)
+    known = None if data is None or post.fit_rows is None else post.fit_rows.fingerprint
+    is_fitted = not prior and (data is None or known == all_rows.rows.fingerprint())
+    check = _compared(source, checked, mass, column, bins, prob, random_seed, prior, is_fitted)
     table = _with_class_names(check, post.class_names())
     return replace(check, table=table, outcome=post.outcome_name())
 
@@ -301,10 +303,11 @@ def _compared(
     prob: float,
     seed: int,
     prior: bool,
+    is_fitted: bool,
 ) -> PredictiveCheck:
     """Check rows in memory, in random order, against drawn outcomes.
 
-    `mass` is the weight of each row's outcome.
+    `mass` is the weight of each row's outcome, and `is_fitted` says that the fit had these rows.
     """
     model = source.predictor.model
     number, fewest = source.weights.size, ceil(1 / (1 - prob) - 1e-9)
@@ -328,12 +331,14 @@ def _compared(
     elif by is not None:
         bin_of_row, at = _bins(by[1], bins)
     total, first, rng = np.zeros(()), 0, generator(seed, Stream.QUANTILES)
-    for _, drawn in outcomes(source, rows, seed):
+    for batch, drawn in outcomes(source, rows, seed):
         part = slice(first, first + drawn.shape[1])
         summed = _sums_of(kind, edges, classes, bin_of_row[part], mass[part], len(at))
         values = np.concatenate([y[None, part], drawn])
         if kind == "quantiles":
-            values = _quantiles(values, None if censored is None else censored[:, part], rng)
+            weights = _left_out_weights(source, batch) if is_fitted else np.ones_like(drawn)
+            ends = None if censored is None else censored[:, part]
+            values = _quantiles(values, weights, ends, rng)
         total = total + np.stack([summed(x) for x in values])
         first = part.stop
     if kind == "counts":
@@ -363,16 +368,34 @@ def _chance_of_as_far(total: np.ndarray, weights: np.ndarray) -> float:
     return float(np.clip(np.average(distance >= distance[0], weights=weights), 0.0, 1.0))
 
 
-def _quantiles(values: np.ndarray, ends: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+def _left_out_weights(source: OutcomeDraws, batch: Batch) -> np.ndarray:
+    """Return weights of draws (draws, rows) by which the fit did not have the row, as in `loo`.
+
+    A fit leans towards each of its outcomes, which thus lie nearer to the middle of what is
+    predicted than new ones: with a parameter for every five rows, visibly so. Weights in proportion
+    to 1 / density take this back; none counts for more than the square root of their number.
+    """
+    density = np.nan_to_num(source.outcome(batch)[1], nan=-1e300, neginf=-1e300, posinf=1e300)
+    ratio = np.exp(density.min(axis=0) - density)
+    return np.asarray(np.minimum(ratio, np.sqrt(len(ratio)) * ratio.mean(axis=0)))
+
+
+def _quantiles(
+    values: np.ndarray, weights: np.ndarray, ends: np.ndarray | None, rng: np.random.Generator
+) -> np.ndarray:
     """Return the quantile of each value in its column, ties in random order.
 
-    The first line is that of the observed outcomes, of which those between the `ends` (2, rows)
-    have a random quantile between theirs.
+    The first line is that of the observed outcomes, among drawn ones with these weights; those
+    between the `ends` (2, rows) have a random quantile between theirs.
     """
     order = np.lexsort((rng.random(values.shape), values), axis=0)
     found = (np.argsort(order, axis=0) + rng.random(values.shape)) / len(values)
+    share = weights / weights.sum(axis=0) * (len(values) - 1) / len(values)
+    observed, drawn = values[0], values[1:]
+    below, equal = ((share * side).sum(axis=0) for side in (drawn < observed, drawn == observed))
+    found[0] = below + (equal + 1 / len(values)) * rng.random(len(observed))
     if ends is not None:
-        low, high = (np.mean(values[1:] <= end, axis=0) for end in ends)
+        low, high = (np.average(drawn <= end, axis=0, weights=share) for end in ends)
         between = low + (high - low) * rng.random(len(low))
         found[0] = np.where(ends[0] < ends[1], between, found[0])
     return found
