@@ -133,8 +133,7 @@ def _checked_arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:
 
 def _checked_units(saved: dict[str, Json], columns: int) -> MomentSums:
     """Return the units of priors, after checking them against the number of columns."""
-    # Files of earlier versions do not tell indicators from other columns: all have an sd as unit.
-    units = MomentSums(**({"low": saved["mean"], "high": saved["mean"]} | saved))
+    units = MomentSums(**saved)
     numbers = (units.weight, units.counts, units.log_exposure)
     shapes = {np.shape(part) for part in (units.mean, units.squares, units.low, units.high)}
     if shapes != {(columns + 1,)} or not all(isinstance(n, float | int) for n in numbers):

@@ -40,7 +40,6 @@ from modicum.models.priors.distributions import (
 )
 from modicum.models.priors.resolved import (
     NOISE,
-    OWN,
     ModelPriors,
     PooledPrior,
     PriorTable,
@@ -219,7 +218,7 @@ class CoefficientPriors(BaseModel):
     def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
         """Number of effects and concentration of each term whose effects are correlated."""
         groups = () if self.resolved_priors is None else self.resolved_priors.pooled
-        return tuple((len(g.sds), g.correlation.eta) for g in groups if g.partials)
+        return tuple((len(g.sds), g.eta) for g in groups if g.partials)
 
     @property
     def has_groups(self) -> bool:  # type: ignore[override]
@@ -248,11 +247,6 @@ class CoefficientPriors(BaseModel):
         q = shapes["intercept"] if "intercept" in shapes else shapes.get("beta", (0,))[:-1]
         return self._known_priors.draw(q, number, rng)
 
-    @property
-    def has_flat_prior(self) -> bool:  # type: ignore[override]
-        """Whether some parameter has no prior, so that the posterior may be improper."""
-        return self.resolved_priors is not None and self.resolved_priors.has_flat
-
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Name each prior: "normal(mean, sd)"."""
         names = [f"{before}beta[{column}]" for before, column in self.common_names(rows)]
@@ -267,10 +261,6 @@ class CoefficientPriors(BaseModel):
             before = f"{owners[j]}." if owners[j] else ""
             names.append((before, rows.columns[j].removeprefix(before)))
         return names
-
-    def likelihood_layout(self, theta: Params) -> Params:
-        """Return all parameters but the hyperparameters, which come last."""
-        return {name: leaf for name, leaf in theta.items() if name != OWN}
 
     def without_priors(self) -> Self:
         """Return the likelihood alone, which compiles once whatever the priors are."""
@@ -527,7 +517,6 @@ class _Choice:
         """Return the pooled priors; default sds are 2.5 outcome units per unit of a column."""
         given = self.given
         correlation = given.get("group_cor", LKJ())
-        assert isinstance(correlation, LKJ)
         priors = []
         for term in self.model.pooled:
             of_term = given.get(term.key, given.get(term.kind))

@@ -189,7 +189,7 @@ class IntegratedEffects(GroupIntegrals):
     def log_own_prior(self, theta: Params) -> jax.Array:
         """Log-prior of the covariance of the integrated effects."""
         prior, hyper = self.own_prior, self.covariance.hyper(theta)
-        numbers = [*(sd for of in prior.sds for sd in of.numbers), prior.correlation.eta]
+        numbers = [*(sd for of in prior.sds for sd in of.numbers), prior.eta]
         return log_hyper_density(
             (HalfNormal,) * self.effects, hyper, tuple(map(np.asarray, numbers))
         )
@@ -224,10 +224,6 @@ class IntegratedEffects(GroupIntegrals):
         log_sd, partials, _ = self.own_prior.draw(number, rng)
         own = {"group_log_sd": log_sd, "group_partial": partials}
         return theta | {name: drawn for name, drawn in own.items() if drawn.size}
-
-    def likelihood_layout(self, theta: Params) -> Params:
-        """Return all parameters but the standard deviations of explicit effects."""
-        return self.family.likelihood_layout(theta)
 
     def resolved(self, rows: Rows) -> IntegratedEffects:
         """Return the model with all priors fixed, and the positions of the varying columns."""

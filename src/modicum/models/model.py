@@ -51,7 +51,6 @@ class BaseModel(ABC):
     users_functions: ClassVar[bool] = False  # identified by its trace rather than its settings
     resolved_priors: ModelPriors | None = None  # of each parameter; None if `log_prior` is all
     splits_prior: bool = True  # whether folding the quadratic part of these finds the mode
-    has_flat_prior: bool = False  # whether the posterior may be improper
     has_groups: bool = False  # whether the parameters include group effects
     group_terms: tuple[GroupTerm, ...] = ()  # whose effects vary between the levels of a factor
     extras: ClassVar[tuple[str, ...]] = ()  # parameters besides the coefficients, on coordinates
@@ -123,6 +122,11 @@ class BaseModel(ABC):
         """Whether `resolved` makes a pass over the rows."""
         return False
 
+    @property
+    def has_flat_prior(self) -> bool:
+        """Whether some parameter has no prior, so that the posterior may be improper."""
+        return self.resolved_priors is not None and self.resolved_priors.has_flat
+
     def log_own_prior(self, theta: Params) -> jax.Array:
         """Log-prior of parameters that `resolved_priors` leaves out; it counts as quadratic."""
         return jnp.zeros(())
@@ -177,10 +181,6 @@ class BaseModel(ABC):
         variances = jnp.stack(jnp.broadcast_arrays(*self.new_group_variances(theta, batch)))
         sums = [variances[owners == k].sum(0) for k in self.predictors_of_groups]
         return jnp.sqrt(jnp.atleast_2d(jnp.stack(sums, axis=-1)))
-
-    def likelihood_layout(self, theta: Params) -> Params:
-        """Return the parameters that the likelihood reads: all, or the leading ones."""
-        return theta
 
     def without_priors(self) -> BaseModel:
         """Return a model with this likelihood that does not depend on the priors, if possible."""

@@ -251,8 +251,6 @@ def _integrated(
     if not others:
         by_key = {key: p for key, p in by_key.items() if key not in ("group_sd", "group_cor")}
     effects = [effect for term in terms for effect in term.effects]
-    assert sd is None or isinstance(sd, HalfNormal)
-    assert isinstance(correlation, LKJ)
     # Any: values of fields of the family, of different types
     changes: dict[str, Any] = {"priors": by_key or None, "groups": tuple(others)}
     return IntegratedEffects(
@@ -261,6 +259,6 @@ def _integrated(
         slopes=tuple(effect for effect in effects if effect != INTERCEPT),
         intercept=INTERCEPT in effects,
         correlated=len(terms) == 1 and terms[0].correlated,
-        group_sd=None if sd is None else sd.sd,
-        concentration=correlation.eta,
+        group_sd=None if sd is None else sd.numbers[0],
+        concentration=correlation.numbers[0],
     )

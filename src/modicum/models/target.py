@@ -23,7 +23,7 @@ from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, unflattened
 from modicum.models.priors.distributions import ShrunkPrior
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
-from modicum.models.priors.resolved import ModelPriors
+from modicum.models.priors.resolved import OWN, ModelPriors
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
 from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
@@ -133,7 +133,9 @@ class Target:
 
         Its parameters are the leading entries of the flat vector.
         """
-        layout = self.model.likelihood_layout(self._shaped)
+        layout = self._shaped
+        if self.priors is not None:
+            layout = {name: leaf for name, leaf in layout.items() if name != OWN}
         return self._with(self.model.without_priors(), layout)
 
     @cached_property

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import bernoulli
 
 from modicum.arguments import one_of
 from modicum.arrays import (
@@ -220,18 +221,7 @@ def _probit_success(eta: jax.Array, order: int) -> Series:
 
 SMALL = 0.5  # rate below which Bernoulli's series is used
 # w = r / (e^r - 1) = sum of B_k r^k / k!, by the power of r
-BERNOULLI = {
-    0: 1.0,
-    1: -1 / 2,
-    2: 1 / 12,
-    4: -1 / 720,
-    6: 1 / 30240,
-    8: -1 / 1209600,
-    10: 1 / 47900160,
-    12: -691 / 1307674368000,
-    14: 1 / 74724249600,
-    16: -3617 / 10670622842880000,
-}
+BERNOULLI = {k: float(b) / factorial(k) for k, b in enumerate(bernoulli(16)) if b}
 VANISHED = 700.0  # at this rate w is 0 in double precision, and e^r is finite
 
 

@@ -24,7 +24,6 @@ from modicum.models.covariances import (
     partials_of,
 )
 from modicum.models.priors.distributions import (
-    LKJ,
     Flat,
     LogNormal,
     Normal,
@@ -172,7 +171,12 @@ class PooledPrior:
     term: PooledTerm
     levels: int
     sds: tuple[Prior, ...]
-    correlation: LKJ
+    correlation: Prior
+
+    @property
+    def eta(self) -> float:
+        """Concentration of the LKJ prior of correlations."""
+        return self.correlation.numbers[0]
 
     @property
     def size(self) -> int:
@@ -190,7 +194,7 @@ class PooledPrior:
         log_sd = np.log(np.stack([prior.draw(rng, (number,)) for prior in self.sds], axis=1))
         partials = np.zeros((number, 0))
         if self.partials:
-            partials = draw_partials(count, self.correlation.eta, rng, number)
+            partials = draw_partials(count, self.eta, rng, number)
         own = np.concatenate([log_sd, partials], axis=1)
         factor = np.asarray(jax.vmap(lambda hyper: covariance_factor(hyper, count))(own))
         normal = rng.standard_normal((number, count, self.levels))
@@ -328,7 +332,7 @@ class ModelPriors:
             kinds = tuple(type(prior) for prior in group.sds)
             numbers = [number for prior in group.sds for number in prior.numbers]
             term = Effects(where, len(group.sds), _indices(sds), _indices(partials), kinds)
-            terms.append((term, tuple(map(np.asarray, [*numbers, group.correlation.eta]))))
+            terms.append((term, tuple(map(np.asarray, [*numbers, group.eta]))))
             first += group.size
         return terms
 
