@@ -263,7 +263,8 @@ def chunk_rows(rows: Rows) -> int:
     if on_cpu and rows.coding is not None:
         # Each chunk has a sum for every pair of levels, so it needs enough rows to be worth it.
         most = max(most // 2, min(4 * most, rows.coding.size**2 // 8))
-    largest = min(most, max(256, room // max(8, size)))
+    # A chunk has a sum for every pair of columns: the rows of wide tables are 4 per column.
+    largest = min(most, max(256, room // max(8, size), size // 2))
     even = ceil(len(rows) / ceil(len(rows) / largest))
     return BLOCK * ceil(even / BLOCK) if on_cpu and even > BLOCK else even
 

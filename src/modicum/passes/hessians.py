@@ -43,8 +43,9 @@ from modicum.passes.engine import FEW, compiled_pass, of_numpy, sum_in_blocks
 from modicum.rows.grouped_rows import NodePlaces
 from modicum.runtime import SCATTERS, Array, for_numpy, jit
 
-# Floats per block (its weighted copy takes as much again), and the row limits of a block.
-BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**18, 1024, 8192
+# Floats per block (its weighted copy takes as much again), and the row limits of a block; a block
+# has a sum for every pair of columns, so it needs several rows per column to be worth it.
+BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS, PER_COLUMN = 2**18, 1024, 8192, 4
 
 
 def in_blocks(
@@ -58,7 +59,8 @@ def in_blocks(
     count = int(np.count_nonzero(present))
     fields = {name: np.asarray(values)[:count] for name, values in batch.items()}
     numbers = sum(int(np.prod(values.shape[1:])) for values in fields.values())
-    size = size or min(MOST_ROWS, max(FEWEST_ROWS, BLOCK_NUMBERS // numbers))
+    enough = max(FEWEST_ROWS, BLOCK_NUMBERS // numbers, PER_COLUMN * numbers)
+    size = size or min(MOST_ROWS, enough)
     for first in range(0, count, size):
         yield {name: values[first : first + size] for name, values in fields.items()}
 

@@ -199,7 +199,8 @@ def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
 
 def _seal(array: Array) -> str:
     """Return a checksum of an array at the speed of memory, to notice that it was written to."""
-    bits = array.reshape(-1).view(f"u{array.itemsize}")
+    wide = 8 if array.nbytes % 8 == 0 and array.ctypes.data % 8 == 0 else array.itemsize
+    bits = array.reshape(-1).view(f"u{wide}")
     step = 1 if bits.size <= SEALED_SINGLY else SEALED_TOGETHER
     sums = np.add.reduceat(bits, np.arange(0, bits.size, step), dtype=np.uint64)
     return hashlib.sha256(sums.data).hexdigest()
