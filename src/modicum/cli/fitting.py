@@ -244,7 +244,6 @@ def read_rows(
     matrices: Sequence[str] = (),
 ) -> Rows:
     """Open a row store, or read files into OUT/rows unless they are there already."""
-    require_path(data)
     if formula is None and is_store(data):
         rows = Rows.open(data)
         by_role = ("predictors", "offset", "weight", "categorical")

@@ -79,17 +79,10 @@ def in_type(values: Array, dtype: DType, labels: Sequence[str], rows: RowNumbers
             f"{dtype.name}: rescale the column or pass {argument('dtype', 'float64')}."
         )
     if np.isnan(value):
-        raise DataError(missing(label, number, "NaN"))
+        raise MissingValueError(label, number, "NaN")
     raise DataError(
         f"column {label!r} holds {value} in row {number}: "
         "drop such rows or replace the value first."
-    )
-
-
-def missing(label: str, row: int, value: str = "a missing value") -> str:
-    """Return the error message for a missing value."""
-    return (
-        f"column {label!r} holds {value} in row {row}: drop such rows or fill in the value first."
     )
 
 
@@ -106,10 +99,15 @@ class MissingValueError(DataError):
         What the user can do.
     """
 
-    def __init__(self, column: str, row: int, value: str, remedy: str | None = None) -> None:
+    def __init__(
+        self,
+        column: str,
+        row: int,
+        value: str = "a missing value",
+        remedy: str = "drop such rows or fill in the value first",
+    ) -> None:
         self.column, self.row = column, row
-        sentence = f"column {column!r} holds a missing value in row {row}: {remedy}."
-        super().__init__(missing(column, row, value) if remedy is None else sentence)
+        super().__init__(f"column {column!r} holds {value} in row {row}: {remedy}.")
 
 
 class NewLevelError(DataError):

@@ -12,7 +12,6 @@ from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import (
     MissingValueError,
     RowNumbers,
-    missing,
     names_like,
     reads_as_number,
     require_exact,
@@ -63,7 +62,7 @@ def numbers(array: pa.Array, name: str, rows: RowNumbers, text_remedy: str) -> A
         )
     if array.null_count:
         row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise DataError(missing(name, rows[row]))
+        raise MissingValueError(name, rows[row])
     if kind not in ("number", "boolean"):
         raise DataError(
             f"column {name!r} holds values of type {kind}: convert it to a number first, or leave "
@@ -130,14 +129,14 @@ def distinct(array: pa.Array, name: str, rows: RowNumbers) -> LevelArray:
         array = array.dictionary_encode()
     if array.indices.null_count:
         row = int(np.argmax(array.indices.is_null().to_numpy(zero_copy_only=False)))
-        raise DataError(missing(name, rows[row]))
+        raise MissingValueError(name, rows[row])
     values, codes = array.dictionary.to_pylist(), array.indices.to_numpy(zero_copy_only=False)
     for code, value in enumerate(values):
         unusable = not isinstance(value, str | int | float) or value != value
         if unusable and (codes == code).any():
             row = rows[int(np.argmax(codes == code))]
             if value is None or value != value:
-                raise DataError(missing(name, row))
+                raise MissingValueError(name, row)
             raise DataError(
                 f"categorical column {name!r} holds a {type(value).__name__} in row {row}: "
                 "convert it to text or to whole numbers first."
@@ -247,13 +246,8 @@ class BatchColumns:
 
     def numbers(self, name: str) -> Array:
         """Return a column of numbers in its own type."""
-        array = self._arrow(name)
-        if kind_of(array.type) == "levels":
-            raise DataError(
-                f"column {name!r} holds text or categories ({array[0].as_py()!r} in row "
-                f"{self.row(0)}) where the formula needs numbers: convert it first."
-            )
-        return numbers(array, name, self.row_ids, "convert it first")
+        remedy = "convert it to numbers, which the formula needs there"
+        return numbers(self._arrow(name), name, self.row_ids, remedy)
 
     def exact(self, name: str, dtype: np.dtype[np.floating]) -> Array:
         """Return a column of numbers, refusing integers that `dtype` cannot hold exactly."""

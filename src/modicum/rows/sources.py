@@ -146,10 +146,14 @@ class TableSource(Source):
         self.names = tuple(str(name) for name in raw)
         self._keys = dict(zip(self.names, raw, strict=True))
         self.rows = table.num_rows if library(table) == "pyarrow" else len(table)
+        self._converted: dict[str, pa.Array | pa.ChunkedArray] = {}  # columns that were converted
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """Return the named columns as an Arrow table."""
-        return pa.table({name: arrow_column(self._values(name), name) for name in columns})
+        for name in columns:
+            if name not in self._converted:
+                self._converted[name] = arrow_column(self._values(name), name)
+        return pa.table({name: self._converted[name] for name in columns})
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns."""

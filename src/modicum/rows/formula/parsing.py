@@ -160,10 +160,6 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
     >>> [each.parameter for each in parse("y ~ dose; scale ~ ward").predictors]
     ['', 'scale']
     """
-    if not isinstance(text, str):
-        raise SettingError(
-            f"the formula must be text such as 'y ~ a + b', not {type(text).__name__}."
-        )
     text = _in_backticks(text, columns)
     bare = re.sub(r"""`[^`]*`|"[^"]*"|'[^']*'""", "", text)
     for name in columns:
