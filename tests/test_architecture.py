@@ -45,12 +45,12 @@ ORDER = (  # from the top down; packages on one line may use each other
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_600,
-    "rows": 6_950,
+    "rows": 6_970,
     "methods": 6_300,
     "posterior": 5_850,
     "kernels": 3_790,
     "passes": 3_010,
-    "": 3_350,
+    "": 3_360,
     "run": 1_330,
     "cli": 1_100,
     "digest": 900,
@@ -71,7 +71,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "LevelArray": 11,
     "Call": 9,
     "Digest": 4,
-    "ShrunkPrior": 7,
+    "ShrunkPrior": 5,
     "ColumnArray": 5,
     "EnergyConservingKernel": 2,
     "GroupTaylor": 1,

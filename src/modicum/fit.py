@@ -20,7 +20,7 @@ from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
 from modicum.models.families import as_family, has_classes
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
-from modicum.models.priors.distributions import Prior
+from modicum.models.priors.distributions import Monotonic, Prior
 from modicum.models.terms import INTERCEPT, SmoothTerm
 from modicum.passes import EngineChoice
 from modicum.posterior import Posterior
@@ -96,10 +96,10 @@ def fit(
         all other columns. ``s(hour, k=10)`` is a smooth curve whose wiggliness is estimated,
         ``s(hour, by=origin)`` one for each level, ``s(hour, bs="cc")`` a cycle, and
         ``te(hour, dist)`` a surface. ``rw(week)`` is a random walk over ordered levels, and
-        ``car(region, W)`` has regions resemble their neighbours. ``(1 | ward)``,
-        ``(1 + dose | ward)``, ``(dose || ward)`` and ``(1 | school/class)`` are effects that vary
-        between groups, each with its own standard deviation; before the bar stand terms like any
-        other, also factors and interactions.
+        ``car(region, W)`` has regions resemble their neighbours; ``mo(size)`` is a monotonic
+        effect. ``(1 | ward)``, ``(1 + dose | ward)``, ``(dose || ward)`` and ``(1 | school/class)``
+        are effects that vary between groups, each with its own standard deviation; before the bar
+        stand terms like any other, also factors and interactions.
         Further fields of the outcome follow it after a bar: ``"wins | trials(games) ~ team"``
         fills the field `trials`, and ``"days | event(died) ~ dose"``, ``cens(c, y2)``,
         ``trunc(lb=0)`` and ``se(s)`` say what is known of an outcome. Further formulas explain
@@ -280,6 +280,10 @@ def model_for(
     if has_classes(model) and changes["modelled"]:
         changes["classes"] = len(encoding.outcome.levels)
         changes["priors"] = _of_each_class(priors or {}, changes["modelled"])
+    if encoding.steps:
+        changes["priors"] = _of_steps(
+            dict(changes.get("priors", model.prior_table)), encoding.steps
+        )
     model = replace(model, **changes)
     _check_outcome(model, encoding)
     smooths = tuple(SmoothTerm(*smooth) for smooth in encoding.smooths)
@@ -328,6 +332,21 @@ def _of_each_class(priors: Mapping[str, Prior], names: Sequence[str]) -> dict[st
             before = kind + bracket if inside else ""
             shared |= {f"{before}{name}.{key.removeprefix(before)}": prior for name in names}
     return shared | own
+
+
+def _of_steps(priors: Mapping[str, Prior], steps: Mapping[str, int]) -> dict[str, Prior]:
+    """Return priors in which those of monotonic terms are about all of their steps."""
+    table = dict(priors)
+    for key, number in steps.items():
+        given = table.get(key)
+        if given is not None and not given.is_normal:
+            raise SettingError(
+                f"the prior of {key!r} must be normal without bounds, as that of a mean step, not "
+                f"{given}."
+            )
+        numbers = () if given is None else given.numbers
+        table[key] = Monotonic(number, *numbers)
+    return table
 
 
 def _group_terms(encoding: FormulaEncoding) -> tuple[GroupTerm, ...]:

@@ -88,7 +88,7 @@ def with_known_data(
     if known.constrained:
         raise SettingError(
             "a digest is an expansion in coefficients that may be any number, and the prior of one "
-            "has bounds; leave them out, or sample from the rows."
+            "has bounds, or is that of mo(...); leave them out, or sample from the rows."
         )
     return known
 

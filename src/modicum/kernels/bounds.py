@@ -416,7 +416,8 @@ def bound_of(model: BaseModel) -> Bound[Pytree]:
     if model.constrained:
         raise SettingError(
             "FlyMC's bounds are quadratic in coefficients that may be any number, and the prior of "
-            "one has bounds; use method='hmc-ecs', or method='nuts' on all rows."
+            "one has bounds, or is that of mo(...); use method='hmc-ecs', or method='nuts' on all "
+            "rows."
         )
     bound = BOUNDS[type(model)](model)
     if bound.model.modelled:

@@ -32,14 +32,18 @@ from modicum.models.priors.distributions import (
     Exponential,
     HalfNormal,
     LogNormal,
+    Monotonic,
     Normal,
     Prior,
     ShrunkPrior,
+    StepShare,
     Support,
     hyphenated,
 )
 from modicum.models.priors.resolved import (
+    MEAN_STEP,
     NOISE,
+    STEP_SHARE,
     ModelPriors,
     PooledPrior,
     PriorTable,
@@ -250,8 +254,14 @@ class CoefficientPriors(BaseModel):
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Name each prior: "normal(mean, sd)"."""
         names = [f"{before}beta[{column}]" for before, column in self.common_names(rows)]
+        priors = self._known_priors
+        effects = steps_of(priors, rows, self.pooled)
+        for (name, columns), where in zip(effects, priors.steps, strict=True):
+            shares = f"{STEP_SHARE}[{name}]"
+            names[where[0]] = f"{MEAN_STEP}[{name}]"
+            names[where[1] : where[-1] + 1] = [shares] * (len(columns) - 1)
         keys = {name: self.extra_key(name) for name in self.sampled_extras}
-        return self._known_priors.describe(names, keys)
+        return priors.describe(names, keys)
 
     def common_names(self, rows: Rows) -> list[tuple[str, str]]:
         """Return the prefix of its predictor ("scale.") and the name of each common column."""
@@ -289,8 +299,7 @@ class CoefficientPriors(BaseModel):
         if self.resolved_priors is not None:
             return False
         by_key = dict(self.prior_table)
-        shrunk = [prior for prior in by_key.values() if isinstance(prior, ShrunkPrior)]
-        if any(prior.unit is None or prior.resolution is None for prior in shrunk):
+        if any(prior.left_to_data for prior in by_key.values()):
             return True
         commons = ["common", *(f"{name}.common" for name in self.modelled)]
         by_data = self.prior_scale is None and not by_key.keys() >= set(commons)
@@ -493,11 +502,39 @@ class _Choice:
                     "out."
                 )
             require_support(key, given[key], "real", is_coefficient=True)
-            for j in named[key]:
-                priors[self.places.index(j)] = given[key]
+            places = [self.places.index(j) for j in named[key]]
+            if any(priors[at].joint or priors[at] == StepShare() for at in places):
+                raise SettingError(
+                    f"{key!r} is a step of a monotonic effect, whose steps have one prior: give it "
+                    "to the term mo(...)."
+                )
+            for at, prior in zip(places, self.of_columns(key, places, priors), strict=True):
+                priors[at] = prior
         for prior in set(priors):
             prior.check_count(priors.count(prior))
         return tuple(self.in_units(prior, j) for j, prior in enumerate(priors))
+
+    def of_columns(self, key: str, places: list[int], before: Sequence[Prior]) -> Sequence[Prior]:
+        """Return the priors of the columns of a key; of steps, the mean has that of the first."""
+        prior = self.given[key]
+        if not prior.joint:
+            return [prior] * len(places)
+        owner = self.owners[places[0]]
+        is_given = self.model.prior_scale is not None or (
+            (f"{owner}.common" if owner else "common") in self.given
+        )
+        if prior.left_to_data:
+            typical = before[places[0]]
+            if not typical.is_normal:
+                raise SettingError(
+                    f"the mean step of {key} cannot have the prior {typical} of common "
+                    f"coefficients, as it must be normal: give it one, as in "
+                    f"priors={{{key!r}: mo.priors.Normal(0, 1)}}."
+                )
+            mean, sd = typical.numbers
+            unit = 1 if is_given else prior.joint  # all steps together are a difference of levels
+            prior = Monotonic(prior.joint, mean, sd / unit)
+        return [prior, *[StepShare()] * (prior.joint - 1)]
 
     def in_units(self, prior: Prior, column: int) -> Prior:
         """Fix the unit and resolution of a shrinkage prior; return other priors unchanged."""
@@ -566,3 +603,16 @@ class _Choice:
             height > 0, of_intercept / np.where(height > 0, height, 1.0), 2.5 * unit
         )
         return np.where(varies, 2.5 * unit / np.where(varies, self.data.x_unit, 1.0), constant)
+
+
+def steps_of(
+    priors: ModelPriors, rows: Rows, pooled: Sequence[PooledTerm]
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the term of each monotonic effect, and the names of its columns."""
+    common = common_columns(pooled, rows)
+    found = []
+    for where in priors.steps:
+        columns = tuple(rows.columns[common[at]] for at in where)
+        named = (term for term, own in rows.schema.terms.items() if tuple(own) == columns)
+        found.append((next(named, columns[0]), columns))
+    return found

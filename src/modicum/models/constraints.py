@@ -249,6 +249,35 @@ class _Simplex(Constraint):
 
 
 @dataclass(frozen=True)
+class _Steps(Constraint):
+    """K b z, with a number b and a simplex z of K entries: steps of one sign, b on average."""
+
+    support = "numbers of one sign along the last axis"
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        return free.shape[-1] * free[..., :1] * simplex.constrain(free[..., 1:])
+
+    def log_jacobian(self, free: jax.Array) -> jax.Array:
+        """K log K + (K - 1) log |b|, and that of the simplex."""
+        K = free.shape[-1]
+        of_mean = K * np.log(K) + (K - 1) * jnp.log(jnp.abs(free[..., 0]))
+        return jnp.sum(of_mean) + simplex.log_jacobian(free[..., 1:])
+
+    def free(self, value: jax.Array) -> jax.Array:
+        """Undo `constrain`; where all steps are 0, their shares are equal."""
+        total = jnp.sum(value, axis=-1, keepdims=True)
+        is_zero = total == 0
+        share = jnp.where(is_zero, 1 / value.shape[-1], value / jnp.where(is_zero, 1.0, total))
+        return jnp.concatenate([total / value.shape[-1], simplex.free(share)], axis=-1)
+
+    def allows(self, value: np.ndarray) -> bool:
+        return bool(np.all(np.all(value > 0, axis=-1) | np.all(value < 0, axis=-1)))
+
+    def __repr__(self) -> str:
+        return "monotonic steps"
+
+
+@dataclass(frozen=True)
 class _CholeskyCorr(Constraint):
     """Rows of unit length from canonical partial correlations tanh(u) (Lewandowski et al.)."""
 
@@ -308,6 +337,7 @@ positive: Constraint = Interval(0.0, np.inf)
 ordered: Constraint = _Ordered()
 simplex: Constraint = _Simplex()
 cholesky_corr: Constraint = _CholeskyCorr()
+monotonic_steps: Constraint = _Steps()
 
 
 @dataclass(frozen=True)

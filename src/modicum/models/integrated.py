@@ -283,8 +283,8 @@ class IntegratedEffects(GroupIntegrals):
             )
         if self.family.constrained:
             raise SettingError(
-                "coefficients within bounds cannot be combined with effects that are integrated "
-                "out; make the effects explicit (groups=), or leave the bounds out."
+                "coefficients within bounds, or monotonic ones, cannot be combined with effects "
+                "that are integrated out; make the effects explicit (groups=)."
             )
         theta["group_log_sd"] = np.log(np.asarray(self.scales) / PER_COMMON)
         if self.covariance.pairs:

@@ -22,7 +22,12 @@ import numpy as np
 from modicum.arrays import as_either, namespace
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.linalg.columns import ModelMatrix, model_matrix
-from modicum.models.coefficients import CoefficientPriors, coordinate_of, parameter_of
+from modicum.models.coefficients import (
+    CoefficientPriors,
+    coordinate_of,
+    parameter_of,
+    steps_of,
+)
 from modicum.models.model import NEW, BaseModel, Batch, EffectScale, Labels, Params
 from modicum.models.outcome_checks import (
     check_outcomes,
@@ -36,7 +41,7 @@ from modicum.models.partial_outcomes import (
     draw_within,
     log_density_of_part,
 )
-from modicum.models.priors.resolved import OWN
+from modicum.models.priors.resolved import MEAN_STEP, OWN, STEP_SHARE
 from modicum.models.separation import find_silent_counts
 from modicum.models.terms import check_groups, common_columns
 from modicum.rows import Rows
@@ -483,7 +488,10 @@ class LinearPredictorModel(CoefficientPriors):
         Extra parameters are reported themselves, rather than on their coordinates.
         """
         rest = {name: leaf for name, leaf in theta.items() if name != OWN}
-        named = self.split_effects(super().report(rest))
+        free, priors = super().report(rest), self.resolved_priors
+        named = self.split_effects(free)
+        if priors is not None and jnp.ndim(theta["beta"]) == 1:
+            named |= priors.report_steps(theta["beta"])
         for extra in self.sampled_extras:
             coordinate, name = coordinate_of(extra)
             if name in self.modelled:
@@ -549,7 +557,14 @@ class LinearPredictorModel(CoefficientPriors):
         named: Labels = {name: (tuple(columns),) for name, columns in common.items()}
         for term in self.pooled:
             named |= dict.fromkeys(term.names, (term.levels(rows),))
-        return named | ({} if self.resolved_priors is None else self.resolved_priors.labels())
+        priors = self.resolved_priors
+        if priors is None:
+            return named
+        effects = steps_of(priors, rows, self.pooled)
+        if effects:
+            named[MEAN_STEP] = (tuple(name for name, _ in effects),)
+            named[STEP_SHARE] = (tuple(column for _, columns in effects for column in columns),)
+        return named | priors.labels()
 
     def expansions(self) -> dict[str, str | None]:
         """Expand the extra parameters: logarithms, or logits, which for small chances are alike."""

@@ -228,8 +228,9 @@ def _obstacle(
     if shrunk:
         kind = hyphenated(type(shrunk[0]))
         return f"a {kind} prior cannot be combined with effects that are integrated out"
-    if any(prior.is_bounded for prior in of_coefficients):
-        return "coefficients within bounds cannot be combined with effects that are integrated out"
+    if any(prior.is_bounded or prior.joint for prior in of_coefficients):
+        kind = "coefficients within bounds, or monotonic ones,"
+        return f"{kind} cannot be combined with effects that are integrated out"
     own = {key: by_key[key] for key in ("group_sd", terms[0].field) if key in by_key}
     for key, prior in own.items():
         require_support(key, prior, "positive")

@@ -21,7 +21,6 @@ from modicum.models.constraints import named_leaves
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, unflattened
-from modicum.models.priors.distributions import ShrunkPrior
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.priors.resolved import OWN, ModelPriors
 from modicum.models.tracing import Trace
@@ -344,11 +343,11 @@ class Target:
 
     @cached_property
     def not_compared(self) -> np.ndarray:
-        """Entries with a shrinkage prior, which is meant to win where the data say little."""
+        """Entries with a prior that is meant to win where the data say little, as shrinkage is."""
         if self.priors is None:
             return np.zeros(self.size, bool)
         priors = self.priors.by_entry(self._shaped)
-        return np.array([prior is None or isinstance(prior, ShrunkPrior) for prior in priors])
+        return np.array([prior is None or prior.is_silent for prior in priors])
 
     @cached_property
     def reported_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -48,7 +48,7 @@ class Tabulated(NamedTuple):
 
 
 class LevelCurve(NamedTuple):
-    """A random walk or neighbouring regions: a term with an effect of each level."""
+    """A random walk, neighbouring regions or a monotonic effect: an effect of each level."""
 
     factor: Factor
     before: str = ""  # what precedes the names of its coefficients: "scale."
@@ -152,7 +152,7 @@ def smooths_of(post: FittedDraws) -> dict[str, Smooth | LevelCurve]:
     of_levels = {
         name: LevelCurve(factor, before)
         for name, factor, before in _pooled(post)
-        if factor.neighbours is not None
+        if factor.is_structured
     }
     return {**_splines(post), **of_levels}
 
@@ -163,7 +163,7 @@ def _splines(post: FittedDraws) -> dict[str, Smooth]:
     return {
         name: Smooth(factor, dict(states[Expression(factor.expression).tidy]), before)
         for name, factor, before in _pooled(post)
-        if factor.neighbours is None
+        if not factor.is_structured
     }
 
 
@@ -175,7 +175,8 @@ def _pooled(post: FittedDraws) -> Iterator[tuple[str, Factor, str]]:
     for term in encoding.terms:
         before = f"{term.parameter}." if term.parameter else ""
         for factor in (encoding.factors[f] for part in term.parts for f, _ in part):
-            if factor.blocks:
+            alone = factor.steps and term.name == factor.label
+            if factor.blocks or (alone and post.draws[f"{before}beta"].ndim == 3):
                 yield before + term.name, factor, before
 
 

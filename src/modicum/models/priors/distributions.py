@@ -47,6 +47,8 @@ class Prior(ABC):
     quadratic: ClassVar[bool] = False  # whether the log-density is quadratic
     # Arguments that need not be above zero.
     any_number: ClassVar[tuple[str, ...]] = ("mean", "lower", "upper")
+    is_silent: ClassVar[bool] = False  # whether it is meant to decide where the data are silent
+    joint: int = 0  # number of columns, from the first on, that have the prior together
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
@@ -125,6 +127,11 @@ class Prior(ABC):
     def is_bounded(self) -> bool:
         """Whether a coefficient with this prior cannot be any number."""
         return self.bounds != (-np.inf, np.inf)
+
+    @property
+    def left_to_data(self) -> bool:
+        """Whether it has a unit that follows from the rows."""
+        return False
 
     @classmethod
     def precision(cls, square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
@@ -389,9 +396,15 @@ class ShrunkPrior(Prior):
     """
 
     shared: ClassVar[tuple[str, ...]]  # arguments besides unit and resolution
+    is_silent: ClassVar[bool] = True
     of_noise: ClassVar[bool] = False  # whether the unit is the scale of the noise, where sampled
     unit: float | None
     resolution: float | None
+
+    @property
+    def left_to_data(self) -> bool:
+        """Whether its unit or its resolution follows from the rows."""
+        return self.unit is None or self.resolution is None
 
     @classmethod
     def number_names(cls) -> list[str]:
@@ -620,6 +633,77 @@ class Flat(Prior):
         return xp.zeros_like(value)
 
 
+# Of the steps between ordered levels -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Monotonic(Prior):
+    """K coefficients K b z: a normal mean step b, and shares z that are uniform on the simplex.
+
+    It is the prior of a monotonic effect (Buerkner and Charpentier 2020); the columns are 1 from a
+    level on. The first column has it, and the others `StepShare`. Without mean and sd, b has the
+    prior that a coefficient would have, divided by K if that is the default.
+    """
+
+    steps: float
+    mean: float | None = None
+    sd: float | None = None
+    quadratic: ClassVar[bool] = True
+
+    @property
+    def joint(self) -> int:  # type: ignore[override]
+        """The number of steps."""
+        return int(self.steps)
+
+    @property
+    def left_to_data(self) -> bool:
+        """Whether b has the default prior."""
+        return self.sd is None
+
+    @classmethod
+    def number_names(cls) -> list[str]:
+        """Names of the arguments of the density of b."""
+        return ["mean", "sd"]
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """The density of b."""
+        return Normal.density(value, *numbers)
+
+    @property
+    def width(self) -> float:
+        """The standard deviation of b."""
+        return self.numbers[1]
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw b."""
+        mean, sd = self.numbers
+        return mean + sd * rng.standard_normal(shape)
+
+    def __str__(self) -> str:
+        return str(Normal(*self.numbers))
+
+
+@dataclass(frozen=True)
+class StepShare(Prior):
+    """The prior of further columns of a monotonic effect, which `Monotonic` describes."""
+
+    is_silent: ClassVar[bool] = True
+    quadratic: ClassVar[bool] = True
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """Zero: the density is that of all shares."""
+        return namespace(value).zeros_like(value)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw in proportion to the share."""
+        return rng.standard_exponential(shape)
+
+    def __str__(self) -> str:
+        return "dirichlet(1)"
+
+
 # On positive numbers -----------------------------------------------------------------------
 
 
@@ -800,7 +884,7 @@ class LKJ(Prior):
 DISTRIBUTIONS: dict[str, type[Prior]] = {
     kind.__name__: kind
     for kind in (
-        *(Normal, StudentT, Laplace, Horseshoe, R2D2, Flat),
+        *(Normal, StudentT, Laplace, Horseshoe, R2D2, Flat, Monotonic, StepShare),
         *(LogNormal, HalfNormal, HalfCauchy, Exponential, Gamma, LKJ),
     )
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import lgamma
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, namespace
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
-from modicum.models.constraints import Entries, Interval
+from modicum.models.constraints import Entries, Interval, simplex
 from modicum.models.covariances import covariance_factor, unnormalized_lkj
 from modicum.models.priors.distributions import Normal, Prior, ShrunkPrior
 from modicum.runtime import Array, jit
@@ -201,6 +202,27 @@ class CentredIntercept(ExactTerm):
         mean, sd, centre = map(jnp.asarray, numbers)
         shift = self.constrained.constrain(t[np.array(self.columns)]) @ centre
         return jnp.sum(Normal.density(t[np.array(self.where)] + shift, mean, sd))
+
+    def normal_approximations(
+        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
+    ) -> Sequence[NormalApproximation]:
+        """None: the density is smooth."""
+        return []
+
+
+@dataclass(frozen=True)
+class StepShares(ExactTerm):
+    """Shares of the steps of monotonic effects, uniform on simplexes, by their free values."""
+
+    where: tuple[tuple[int, ...], ...]
+    smooth = True
+    on_numpy: ClassVar[bool] = False
+
+    def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
+        """log (K - 1)! of each simplex of K shares, in its free values."""
+        constants = sum(lgamma(len(own) + 1) for own in self.where)
+        slopes = [simplex.log_jacobian(t[np.array(own)]) for own in self.where]
+        return jnp.sum(jnp.stack(slopes)) + constants
 
     def normal_approximations(
         self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from modicum.arrays import as_either
 from modicum.errors import ModicumWarning, SettingError, suggestion
-from modicum.models.constraints import Entries, Interval
+from modicum.models.constraints import Constraint, Entries, Interval, monotonic_steps, simplex
 from modicum.models.covariances import (
     correlations,
     covariance_factor,
@@ -39,6 +39,7 @@ from modicum.models.priors.exact import (
     Independent,
     Numbers,
     SharedScale,
+    StepShares,
 )
 from modicum.models.terms import PooledTerm
 from modicum.rows import Rows
@@ -139,6 +140,7 @@ LOG_SD, PARTIAL = "log_group_sd", "group_partial"
 Theta: TypeAlias = Mapping[str, Pytree]  # parameters by name: arrays, and hyperparameters at `OWN`
 OWN = "variation"  # key of the hyperparameters: sorted after every other parameter of a model
 HORSESHOE = "log_horseshoe"
+MEAN_STEP, STEP_SHARE = "mean_step", "step_share"  # of monotonic effects, in draws
 NOISE = "log_scale"  # an extra parameter in whose units shrinkage priors may be
 
 
@@ -288,6 +290,10 @@ class ModelPriors:
                 numbers += (np.array([masses[at] for at in places]),)
             terms.append((Independent(kind, tuple(places), within), numbers))
         terms += self._centred(theta)
+        joint = [(at, prior.joint) for at, prior in enumerate(entries) if prior and prior.joint]
+        if joint:
+            shares = tuple(tuple(range(at + 1, at + number)) for at, number in joint)
+            terms.append((StepShares(shares), ()))
         of_leaf = _places(theta)
         for k, like in enumerate(self.shrunk):
             where = tuple(j for j, prior in enumerate(entries) if _alike(prior, like))
@@ -302,12 +308,31 @@ class ModelPriors:
 
     @cached_property
     def constrained(self) -> Entries:
-        """The constraints of coefficients whose priors have bounds."""
+        """The constraints of coefficients whose priors have bounds, or are those of steps."""
         alike: dict[Interval, list[int]] = {}
         for j, prior in enumerate(self.coefficients):
             if prior.is_bounded:
                 alike.setdefault(Interval(*prior.bounds), []).append(j)
-        return Entries(tuple((tuple(where), within) for within, where in alike.items()))
+        parts: list[tuple[tuple[int, ...], Constraint]]
+        parts = [(tuple(where), within) for within, where in alike.items()]
+        return Entries((*parts, *((where, monotonic_steps) for where in self.steps)))
+
+    @cached_property
+    def steps(self) -> tuple[tuple[int, ...], ...]:
+        """Places of the coefficients of each monotonic effect."""
+        firsts = [(j, prior.joint) for j, prior in enumerate(self.coefficients) if prior.joint]
+        return tuple(tuple(range(j, j + number)) for j, number in firsts)
+
+    def report_steps(self, beta: jax.Array) -> dict[str, jax.Array]:
+        """Return mean and shares of the steps of each monotonic effect, by their free values."""
+        if not self.steps:
+            return {}
+        return {
+            MEAN_STEP: jnp.stack([beta[where[0]] for where in self.steps]),
+            STEP_SHARE: jnp.concatenate(
+                [simplex.constrain(beta[np.array(where[1:])]) for where in self.steps]
+            ),
+        }
 
     def _centred(self, theta: Theta) -> Iterator[tuple[ExactTerm, Numbers]]:
         """Yield the priors of intercepts at a point where coefficients have constraints."""
@@ -352,6 +377,11 @@ class ModelPriors:
         """Draw `number` sets of parameters, for predictors of shape `q`."""
         columns = [prior.draw(rng, (number, *q)) for prior in self.coefficients]
         beta = np.stack(columns, axis=-1) if columns else np.zeros((number, *q, 0))
+        for first, *others in self.steps:
+            sizes = beta[..., [first, *others]]
+            sizes[..., 0] = rng.standard_exponential(sizes.shape[:-1])
+            share = sizes / sizes.sum(axis=-1, keepdims=True)
+            beta[..., [first, *others]] = share.shape[-1] * beta[..., [first]] * share
         theta: dict[str, Pytree] = {}
         for name, prior, centre in self.alone:
             value = prior.draw(rng, (number, *(q if name == "intercept" else ())))
@@ -455,6 +485,8 @@ class ModelPriors:
     def restore(self, named: dict[str, Pytree]) -> dict[str, Pytree]:
         """Undo `report`: move the hyperparameters out of `named`."""
         own: dict[str, Pytree] = {}
+        for name in (MEAN_STEP, STEP_SHARE) if self.steps else ():
+            named.pop(name, None)  # they follow from the steps
         if "group_cor" in named:
             own[PARTIAL] = self._correlated(jnp.asarray(named.pop("group_cor")), partials_of)
         if self.pooled:

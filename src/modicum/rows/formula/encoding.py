@@ -138,6 +138,24 @@ class FormulaEncoding:
                     found.append((before + name, named, before + term.name, term.parameter))
         return tuple(found)
 
+    @property
+    def steps(self) -> dict[str, int]:
+        """The terms with monotonic effects, and the number of their steps."""
+        found = {}
+        for term in self.terms:
+            factors = [self.factors[f] for part in term.parts for f, _ in part]
+            steps = [len(factor.columns) for factor in factors if factor.steps]
+            if not steps:
+                continue
+            key = f"{term.parameter}." * bool(term.parameter) + term.name
+            if len(self.layout.terms[key]) > steps[0]:
+                raise SettingError(
+                    f"the term {term.name} would have a monotonic effect for each of several "
+                    "columns: let mo(...) interact with a number, or leave the interaction out."
+                )
+            found[key] = steps[0]
+        return found
+
     def by_class(self) -> FormulaEncoding:
         """Return the encoding in which every class but the last has a predictor with all terms.
 
@@ -446,7 +464,7 @@ class Evaluated:
         if number not in self._coded:
             factor = self._factors[number]
             expression = Expression(factor.expression)
-            lenient = factor.neighbours is None
+            lenient = not factor.is_structured
             self._coded[number] = self._places(expression, factor.label, factor.levels, lenient)
         return self._coded[number]
 

@@ -47,7 +47,7 @@ ARGUMENTS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(EXTREMES, (2, 100)),
     **{"where": (3, 3), "clip": (2, 3), "I": (1, 1), "Q": (1, 1), "C": (1, 4)},
     **{"s": (1, 7), "te": (1, 5)},
-    **{"rw": (1, 3), "car": (1, 2)},
+    **{"rw": (1, 3), "car": (1, 2), "mo": (1, 1)},
     "censoring": (1, 1),
 }
 KEYWORDS = {
@@ -57,7 +57,7 @@ KEYWORDS = {
     "te": ("k", "extrapolation"),
     "rw": ("lower_bound", "upper_bound"),
 }
-OF_LEVELS = ("C", "rw", "car")  # what they do to levels is read by their owner, not computed
+OF_LEVELS = ("C", "rw", "car", "mo")  # what they do to levels is read by their owner, not computed
 VARIABLES = {"s": (1, 1), "te": (2, 3)}  # of a smooth, at least and at most
 # Names of the codes of `censoring(column)`, which is how a formula reads cens(column).
 CENSORING = {"none": 0, "right": 1, "left": -1, "interval": 2}
@@ -218,14 +218,19 @@ call functions by name only, as in log(x): compute such a column first.
 
     @cached_property
     def structured(self) -> ast.Call | None:
-        """The call of ``rw(t)`` or ``car(region, W)``, if the expression is one."""
+        """The call of ``rw(t)``, ``car(region, W)`` or ``mo(x)``, if the expression is one."""
         call = self.call
-        return None if call is None or function_of(call) not in ("rw", "car") else call
+        return None if call is None or function_of(call) not in ("rw", "car", "mo") else call
+
+    @property
+    def is_monotonic(self) -> bool:
+        """Whether it is ``mo(x)``."""
+        return self.structured is not None and function_of(self.structured) == "mo"
 
     @property
     def is_pooled(self) -> bool:
         """Whether it has coefficients with an sd of their own: a smooth, or neighbours."""
-        return self.smooth is not None or self.structured is not None
+        return (self.smooth or self.structured) is not None and not self.is_monotonic
 
     @property
     def regions(self) -> str | None:

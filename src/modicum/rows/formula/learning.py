@@ -10,12 +10,12 @@ import numpy as np
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import WeightCheck, reads_as_number
-from modicum.rows.coding import Level, LevelArray, level_key
+from modicum.rows.coding import Level, LevelArray, level_key, level_names
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, evaluate, explained, level_array
-from modicum.rows.formula.neighbours import read_regions, steps, walk
+from modicum.rows.formula.neighbours import FEWEST, read_regions, steps, walk
 from modicum.rows.formula.parsing import COUNT, Formula
 from modicum.rows.formula.smooths import State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
@@ -30,6 +30,8 @@ from modicum.rows.levels import (
     refuse_stray_text,
 )
 from modicum.rows.sources import Source, kind_of
+
+MOST_STEPS = 50  # levels of a monotonic effect, each with a parameter
 
 
 def learn(
@@ -288,6 +290,8 @@ class _Reading:
             if occurring is not None:
                 levels = tuple(level for level in levels if level_key(level) in occurring)
             levels, neighbours = regions.around(expression.inner.text, levels)
+        elif expression.is_monotonic:
+            return self._monotonic(expression)
         else:
             with explained(expression.text):
                 levels = self._in_order(expression, levels)
@@ -296,6 +300,30 @@ class _Reading:
         plain = tuple(f"{label}[part of {level}]" for level in first)
         blocks = ((label, len(levels) - 1 - len(plain)),)
         return Factor(expression.text, label, plain, levels, blocks=blocks, neighbours=neighbours)
+
+    def _monotonic(self, expression: Expression) -> Factor:
+        """Return the encoding of a monotonic effect."""
+        label, levels = expression.label, self._levels(expression)
+        if not all(isinstance(level, int | float) for level in levels):
+            self._require_order(expression, levels)
+        if not FEWEST <= len(levels) <= MOST_STEPS:
+            few = len(levels) < FEWEST
+            remedy = expression.inner.text if few else f"s({expression.inner.text})"
+            raise DataError(
+                f"{expression.text} has {len(levels)} levels, and needs {FEWEST} to {MOST_STEPS}: "
+                f"use {remedy} in its place."
+            )
+        names = tuple(f"{label}[{name}]" for name in level_names(levels)[1:])
+        return Factor(expression.text, label, names, levels, steps=True)
+
+    def _require_order(self, expression: Expression, levels: tuple[Level, ...]) -> None:
+        """Refuse text that has no order."""
+        if not self._keeps_order(expression) or self._is_alphabetical(expression, levels):
+            raise DataError(
+                f"the levels of {expression.inner.text!r} are text in no order that is known, and "
+                f"{expression.text} goes from each to the next: make the column numbers, or an "
+                "ordered category, as pd.Categorical(column, [first, ..., last], ordered=True)."
+            )
 
     def _in_order(self, expression: Expression, levels: tuple[Level, ...]) -> tuple[Level, ...]:
         """Return the levels of a random walk in order; refuse text that has none."""
@@ -306,12 +334,7 @@ class _Reading:
             return steps(numbers, low, high)
         if low is not None or high is not None:
             raise ValueError(f"bounds are for numbers, and {column!r} holds categories")
-        if not self._keeps_order(expression) or self._is_alphabetical(expression, levels):
-            raise DataError(
-                f"the levels of {column!r} are text in no order that is known, and "
-                f"{expression.text} goes from each to the next: make the column numbers, or an "
-                "ordered category, as pd.Categorical(column, [first, ..., last], ordered=True)."
-            )
+        self._require_order(expression, levels)
         return levels
 
     def outcome(self, expression: Expression, counted: Sequence[str]) -> EncodedOutcome:

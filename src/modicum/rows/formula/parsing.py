@@ -227,6 +227,8 @@ def _check_smooths(predictor: ParsedPredictor, groups: Sequence[ParsedGroup]) ->
     for label in {label for label in labels if labels.count(label) > 1}:
         raise SettingError(f"the formula has the smooth {label} twice: leave one of them out.")
     for term in [*terms, *slopes]:
+        if term in slopes and any(factor.is_monotonic for factor in term):
+            raise SettingError("a monotonic effect, mo(...), cannot vary by group: leave it out.")
         smooth = next((factor for factor in term if factor.is_pooled), None)
         if smooth is None:
             continue

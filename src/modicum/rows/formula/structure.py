@@ -58,6 +58,8 @@ class Factor:
         estimated standard deviation; they come after `columns`.
     neighbours
         Of levels that resemble their neighbours, which those are; they have the columns then.
+    steps
+        Whether `columns` are 1 from a level on, for each level but the first, as for ``mo(x)``.
     """
 
     expression: str
@@ -69,6 +71,7 @@ class Factor:
     local: int = 0
     blocks: tuple[tuple[str, int], ...] = ()
     neighbours: Neighbours | None = None
+    steps: bool = False
 
     def __post_init__(self) -> None:
         if self.neighbours is not None and self.neighbours.size != len(self.levels):
@@ -78,13 +81,19 @@ class Factor:
 
     def coded(self, reduced: bool) -> bool:
         """Whether the factor is held as a code."""
-        return bool(self.levels) and not self.neighbours and not (reduced and self.contrast)
+        as_numbers = self.is_structured or (reduced and self.contrast)
+        return bool(self.levels) and not as_numbers
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether its levels are looked up in columns of numbers."""
+        return self.steps or self.neighbours is not None
 
     def names(self, reduced: bool) -> tuple[str, ...]:
         """Names of the factor's columns."""
         if self.blocks:
             return (*self.columns, *(name for _, names in self.pooled for name in names))
-        if not self.levels:
+        if not self.levels or self.steps:
             return self.columns[1:] if reduced and self.spans else self.columns
         if reduced and self.contrast:
             return tuple(f"{self.label}[{n}]" for n in self.contrast.matrix(self.levels)[1])
@@ -101,6 +110,8 @@ class Factor:
         """Return the numbers in the factor's columns, one row per level."""
         if self.neighbours is not None:
             return self.neighbours.matrix
+        if self.steps:
+            return np.tri(len(self.levels), len(self.levels) - 1, -1)
         if reduced and self.contrast:
             return self.contrast.matrix(self.levels)[0]
         return np.eye(len(self.levels))[:, int(reduced) :]
