@@ -196,7 +196,9 @@ def test_other_predictors_and_terms_may_have_monotonic_effects(table):
     of_three = table.assign(k=(table["k"] + (table["y"] > 1.5)) // 2)
     with unwarned():
         classes = fitted("C(k) ~ mo(size)", of_three, "softmax", priors=None, draws=100)
+        ordered = fitted("C(k) ~ mo(size)", of_three, "ordinal", priors=None, draws=100)
     assert "beta[0, mo(size)[mid]]" in classes.summary().index
+    assert "mean_step[mo(size)]" in ordered.summary().index
 
 
 def test_misuse_is_refused(table):

@@ -488,10 +488,7 @@ class LinearPredictorModel(CoefficientPriors):
         Extra parameters are reported themselves, rather than on their coordinates.
         """
         rest = {name: leaf for name, leaf in theta.items() if name != OWN}
-        free, priors = super().report(rest), self.resolved_priors
-        named = self.split_effects(free)
-        if priors is not None and jnp.ndim(theta["beta"]) == 1:
-            named |= priors.report_steps(theta["beta"])
+        named = self.split_effects(super().report(rest))
         for extra in self.sampled_extras:
             coordinate, name = coordinate_of(extra)
             if name in self.modelled:
@@ -524,9 +521,13 @@ class LinearPredictorModel(CoefficientPriors):
         return {name: part for name, part in parts.items() if part.stop > part.start}
 
     def report_own(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the hyperparameters."""
+        """Name the hyperparameters, and the means and shares of monotonic steps."""
         priors = self.resolved_priors
-        return {} if priors is None or OWN not in theta else priors.report(theta[OWN])
+        if priors is None:
+            return {}
+        of_classes = jnp.ndim(theta["beta"]) > 1  # whose steps speak for themselves
+        steps = {} if of_classes else priors.report_steps(theta["beta"])
+        return steps | (priors.report(theta[OWN]) if OWN in theta else {})
 
     def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
