@@ -122,7 +122,8 @@ def test_logistic_effects_with_an_interaction_are_numpyros():
     table["late"] = rng.random(2_000) < 1 / (1 + np.exp(-logit))
     normal = mo.priors.Normal(0, 1)
     keys = ("mo(size)", "mo(size):z", "common", "intercept")
-    post = fitted("late ~ mo(size) * z", table, "logistic", priors=dict.fromkeys(keys, normal))
+    priors = dict.fromkeys(keys, normal)
+    post = fitted("late ~ mo(size) * z", table, "logistic", priors=priors, method="nuts")
 
     k, z, late = (jnp.asarray(table[c].to_numpy()) for c in ("k", "z", "late"))
 
