@@ -129,8 +129,21 @@ def test_counts_are_those_of_one_unit_of_exposure_and_products_are_shown_togethe
     assert "expected n at km = 1 by fuel" in labels
     assert "rows, on a square-root scale by n" in labels
     assert "age and fuel" in read.words
+    assert "A Poisson regression of n on" in read.words
     assert "fuel diesel" in read.words  # a curve's name
     assert not any("km" in label.split(" by ")[-1] for label in labels)
+
+
+def test_the_order_of_levels_is_no_part_of_an_outcome_s_name():
+    table = pd.DataFrame({"age": RNG.normal(size=60), "size": ["low", "high", "middle"] * 20})
+    for formula, name in (
+        ('C(size, levels=["low", "middle", "high"]) ~ age', "size"),
+        ("log(age + 9) ~ size", "log(age + 9)"),
+    ):
+        rows = read_formula(formula, table, progressbar=False)
+        draws = {"beta": RNG.normal(size=(2, 50, len(rows.columns)))}
+        post = made(mo.models.Ordinal(), rows, draws, table=table)
+        assert post.outcome_name() == name
 
 
 def test_groups_are_sorted_by_what_is_expected_of_them(tmp_path):

@@ -28,6 +28,7 @@ SMALLEST_P = 0.01  # of a predictive check, below which data like these are unex
 SHOWN = 12  # scalars shown
 PLACES = 25  # letters of a picture of an interval
 MOST_NAMES = 8  # columns that a sentence names
+PEOPLE = {"gaussian", "laplace", "mises", "poisson", "student", "tweedie", "weibull"}  # in names
 
 
 def family_name(model: BaseModel) -> str:
@@ -44,7 +45,8 @@ def what_was_fitted(post: FittedDraws) -> str:
         return f"Draws of {', '.join(post.draws)}, from {rows}."
     name = family_name(of_model.model)
     kind = "regression" if name in FAMILIES else "model"
-    text = f"{'An' if name[0] in 'aeio' else 'A'} {name} {kind}"
+    written = "-".join(part.title() if part in PEOPLE else part for part in name.split("-"))
+    text = f"{'An' if name[0] in 'aeio' else 'A'} {written} {kind}"
     if post.encoding is not None:
         columns = post.encoding.needed(outcome=False, fields=())
         text += f" of {post.outcome_name()}"

@@ -5,6 +5,7 @@ Scalars of a parameter have names: ``beta[age]`` rather than ``beta[0]``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -290,7 +291,8 @@ class FittedDraws:
         """Return the outcome as the formula names it, and of two classes the one that is meant."""
         if self.encoding is None or self.encoding.outcome is None:
             return "outcome"
-        name, classes = self.encoding.outcome.expression, self.class_names()
+        written, classes = self.encoding.outcome.expression, self.class_names()
+        name = re.sub(r"^C\((\w+),.*\)$", r"\1", written)  # without the order of its levels
         is_named = len(classes) == 2 and classes[1] != "True"
         return f"{name} = {classes[1]}" if is_named else name
 

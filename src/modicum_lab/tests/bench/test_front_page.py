@@ -53,6 +53,22 @@ def run():
     return (ROOT / "docs" / "benchmarks" / "last.md").read_text()
 
 
+def error_of_uniform_rows(page):
+    """Return what the page says of uniform rows on Covertype, and what the gallery has."""
+    claim = r"by ([\d.]+) posterior standard deviations on Covertype, with ([\d,]+)"
+    said, m = re.search(claim, page).groups()
+    gallery = (ROOT / "docs" / "gallery" / "index.md").read_text()
+    (line,) = (found for found in gallery.splitlines() if f"| covertype | uniform | {m} |" in found)
+    return float(said), float(cells(line)[4])
+
+
+def test_the_error_of_uniform_rows_is_that_of_the_gallery(page):
+    said, kept = error_of_uniform_rows(" ".join(page.split()))
+    assert said == round(kept, 2)
+    said, kept = error_of_uniform_rows(" ".join(page.split()).replace("by 0.39", "by 0.38"))
+    assert said != round(kept, 2)
+
+
 def test_figures_are_those_of_the_stored_run(page, run):
     assert misquoted(page, run) == []
 
