@@ -13,6 +13,7 @@ import modicum as mo
 from helpers.interrupted import task_of
 from helpers.refusals import unwarned
 from modicum.fit import model_for
+from modicum.linalg.arrow import ArrowMatrix
 from modicum.methods import nested_draws
 from modicum.methods.pilot.anchored_proxy import StudySettings, log_proxies
 from modicum.methods.pilot.study import weigh
@@ -82,6 +83,63 @@ def test_a_density_without_its_determinant_is_noticed(monkeypatch):
     table = few_groups(8, 20, 0.3)
     monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
     assert not np.all(errors(fitted(table), *by_quadrature(table)) < 4)
+
+
+THIN = few_groups(60, 3, 1.0)  # their effects are skewed given the sd
+
+
+def test_draws_of_thin_groups_follow_the_posterior_and_not_its_mode(monkeypatch):
+    post = fitted(THIN)
+    means, sds = by_quadrature(THIN)
+    assert np.all(errors(post, means, sds) < 4)
+    assert post.summary().loc["group_sd[g]", "sd"] == pytest.approx(sds[1], rel=0.1)
+    monkeypatch.setattr(nested_draws.Pooled, "averaged", lambda *_: None)
+    at_mode = fitted(THIN)
+    assert np.sum(at_mode.weights) ** 2 / np.sum(at_mode.weights**2) < 0.4 * at_mode.weights.size
+    assert np.sum(post.weights) ** 2 / np.sum(post.weights**2) > 0.5 * post.weights.size
+
+
+def quadratic_of(groups, draws, slope, bend):
+    """Average a log-likelihood that differs by a known quadratic from that of the expansion."""
+    table = few_groups(groups, 20, 0.5)
+    rows = read_formula("y ~ (1 | g)", table, progressbar=False).rows
+    task = task_of(model_for(rows, "logistic", PRIORS, "explicit").model, rows)
+    with jax.enable_x64(True):
+        pooled = nested_draws.Pooled.of(task.target, task.anchor_at_mode())
+    scales = nested_draws.ScaleDensity.of(pooled)
+    drawn = nested_draws.nested_draws(pooled, scales, np.random.default_rng(1), (draws, 1))
+    c = drawn.t[:, 0, : len(pooled.pull)]
+    more = c @ slope - c**2 @ bend / 2
+    given = drawn.log_marginal + drawn.log_given
+    return pooled, pooled.averaged(drawn, given[:, 0] + more)
+
+
+def test_a_quadratic_difference_is_found_from_draws(monkeypatch):
+    monkeypatch.setattr(nested_draws, "CLIPPED", 0.0)  # which would cut off a quadratic
+    slope, bend = np.linspace(-0.3, 0.3, 9), np.linspace(0.1, 0.5, 9)
+    before, after = quadratic_of(8, 2_000, slope, bend)
+    added = after.information.diagonal() - before.information.diagonal()
+    np.testing.assert_allclose(added, bend, rtol=1e-6)
+    # cross terms are scaled too, so that slopes agree at the mean of the draws alone
+    assert not np.allclose(after.pull - before.pull, 0)
+    few = quadratic_of(8, 50, slope, bend)[1]
+    assert few is None  # fifty draws do not tell nineteen numbers
+
+
+def test_information_is_mended_where_it_is_negative():
+    dense = np.array([[2.0, 0.3, 0.0], [0.3, 1.0, 0.1], [0.0, 0.1, -0.2]])
+    arrow = ArrowMatrix(  # with two levels
+        np.array([[1], [2]]),
+        np.array([0]),
+        dense[[1, 2], [1, 2]].reshape(2, 1, 1),
+        dense[[1, 2], 0].reshape(2, 1, 1),
+        dense[:1, :1],
+    )
+    np.testing.assert_array_equal(arrow.dense()[1:, 0], dense[1:, 0])
+    mended = nested_draws._concave(ArrowMatrix.of(dense))
+    assert np.linalg.eigvalsh(mended.dense()).min() > 0 > np.linalg.eigvalsh(dense).min()
+    positive = ArrowMatrix.of(dense + 0.3 * np.eye(3))
+    assert nested_draws._concave(positive) is positive
 
 
 @pytest.mark.slow  # draws of groups and chains on them are right by quadrature, each by its code

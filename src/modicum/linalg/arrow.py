@@ -281,6 +281,22 @@ class ArrowMatrix(Arrow):
         above = (self.blocks @ own[..., None])[..., 0] + (cross @ rest).reshape(own.shape)
         return self.flat(above, own.reshape(-1) @ cross + self.corner @ rest)
 
+    def scaled(self, times: np.ndarray) -> ArrowMatrix:
+        """Multiply the lines and the columns by numbers, in the order of the flat vector."""
+        own, rest = times[self.big], times[self.border]
+        cross = own[..., None] * _as_matrix(self.cross).reshape(*own.shape, len(rest)) * rest
+        blocks = own[:, :, None] * self.blocks * own[:, None, :]
+        return replace(self, blocks=blocks, cross=cross, corner=np.outer(rest, rest) * self.corner)
+
+    def dense(self) -> np.ndarray:
+        """Return all entries, in the order of the flat vector."""
+        full, cross = np.zeros((self.size, self.size)), _as_matrix(self.cross)
+        full[self.big[:, :, None], self.big[:, None, :]] = self.blocks
+        full[np.ix_(self.big.ravel(), self.border)] = cross
+        full[np.ix_(self.border, self.big.ravel())] = cross.T
+        full[np.ix_(self.border, self.border)] = self.corner
+        return full
+
     def diagonal(self) -> np.ndarray:
         """Return the diagonal, in the order of the flat vector."""
         own = np.diagonal(np.asarray(self.blocks), axis1=1, axis2=2)

@@ -181,6 +181,7 @@ def _weighted_draws(
         proposals = method.weighed(weights, ENOUGH, density)
     except ConvergenceError as error:
         return None, f"not taken: {error}", False
+    density = proposals.density
     if not density.suffices(proposals.verdict) and may_be_curved(task, about.anchor):
         pool = proposals.pool
         assert pool is not None

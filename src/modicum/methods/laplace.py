@@ -196,6 +196,9 @@ LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size otherw
 TRIAL = 4_096  # most draws on which the verdict rests
 FEWEST = 1_000  # fewest draws
 TIMES = 3  # that scales are drawn, at most: each time from kernels about the draws before
+PASSES = 5  # over draws, at most: each time their density follows the posterior more closely
+HOPELESS = 0.01  # share of effective draws below which draws tell nothing of the posterior
+GAINED = 1.1  # times as many effective draws, below which another pass is not worth its time
 FIRST = 24  # proposals of the independence sampler that are discarded as burn-in
 
 
@@ -209,6 +212,8 @@ class Verdict(NamedTuple):
     @classmethod
     def judge(cls, log_ratio: np.ndarray, noise: float) -> Verdict:
         """Judge draws with these log-weights."""
+        if not np.any(np.isfinite(log_ratio)):
+            return cls(np.inf, 0.0, noise)
         weights, tail = pareto_smoothed(log_ratio)
         return cls(tail, float(1 / np.sum(weights**2) / len(weights)), noise)
 
@@ -241,6 +246,7 @@ class DensityDraws(NamedTuple):
     # The log-posterior there, but for a constant or what `log_density` lacks too; None: rows tell.
     log_posterior: np.ndarray | None = None
     rest: np.ndarray | float = 0.0  # what it lacks
+    nested: Nested | None = None  # scales, and coefficients given these
 
 
 class NormalDensity(NamedTuple):
@@ -273,6 +279,9 @@ class NormalDensity(NamedTuple):
             return DensityDraws(self.centre + u, log_density)
         bent, log_volume = along_curves(as_either(u), self.curves)
         return DensityDraws(self.centre + np.asarray(bent), log_density - np.asarray(log_volume))
+
+    def sharpened(self, drawn: DensityDraws, log_posterior: np.ndarray) -> None:
+        """Skewed axes do that."""
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are good enough with room to spare.
@@ -320,7 +329,7 @@ class NestedDensity(NamedTuple):
             ) from fault
         z = self.where.whiten(drawn.t)
         if self.pooled.constant is None:
-            return DensityDraws(z, drawn.log_proposal + drawn.log_given)
+            return DensityDraws(z, drawn.log_proposal + drawn.log_given, nested=drawn)
         rest = drawn.log_given + self.pooled.constant
         return DensityDraws(z, drawn.log_proposal, drawn.log_marginal, rest)
 
@@ -340,6 +349,14 @@ class NestedDensity(NamedTuple):
             scales = ScaleKernels.of(self.pooled, h, weights, rng)
         assert best is not None
         return best
+
+    def sharpened(self, drawn: DensityDraws, log_posterior: np.ndarray) -> NestedDensity | None:
+        """Return the density that follows the log-likelihood on average over draws."""
+        assert drawn.nested is not None
+        pooled = self.pooled.averaged(drawn.nested, log_posterior)
+        if pooled is None:
+            return None
+        return self._replace(pooled=pooled, scales=ScaleDensity.of(pooled))
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are as good as those of a chain.
@@ -497,12 +514,32 @@ class Laplace(Method):
             size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
             pool = WeighingPool(weights, size)
             proposals = proposals.weighed(pool)
+        proposals = self._sharpened(proposals, pool)
         verdict = proposals.verdict
         if not self.weighted and verdict.tail < tail and NESTED < verdict.share < EFFECTIVE:
             # a draw of equal weight is the last state of several, so that few are alike
             times = ceil(RICH / verdict.share)
-            proposals = Proposals.of(density, task, self._first, times).weighed(pool)
+            proposals = Proposals.of(proposals.density, task, self._first, times).weighed(pool)
         return proposals
+
+    def _sharpened(self, best: Proposals, pool: WeighingPool) -> Proposals:
+        """Follow the log-posterior on average over draws, not at its mode, while that is better."""
+        for _ in range(PASSES):
+            if best.density.suffices(best.verdict) or best.verdict.share < HOPELESS:
+                break
+            sharper = best.density.sharpened(best.drawn, best.log_posterior)
+            if sharper is None:
+                break
+            try:
+                proposals = Proposals.of(sharper, best.task, self._first).weighed(pool)
+            except ConvergenceError:
+                break
+            gained = proposals.verdict.share > GAINED * best.verdict.share
+            if gained or proposals.density.suffices(proposals.verdict):
+                best = proposals
+            if not gained:
+                break
+        return best
 
     def of(self, proposals: Proposals) -> Plan:
         """Return the plan with all its draws, given proposals of which some were weighted."""

@@ -23,13 +23,18 @@ Along each of its principal axes at the mode p~ is tabulated; h is drawn from th
 densities, c given h, and the draw is weighted like any proposal. If p~ has another shape, as where
 any of several smooths may explain the same wiggles, the weights of such draws under p~ tell where
 it has its mass, and h is drawn again, from kernels about them.
+
+Where groups are thin, effects are skewed given h, and their mode is far from their mean. The
+log-weights of some draws tell by how much: on average over c, their slopes and curvatures are those
+of the log-likelihood less those of the quadratic. Added to a and B, they make the normal density
+that is closest to the posterior, in place of the one at its mode.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, gamma, pi, sqrt
 from typing import NamedTuple, TypeAlias
@@ -38,7 +43,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from modicum.arrays import HALF_LOG_2PI
-from modicum.linalg.arrow import ArrowLayout, ArrowMatrix, Symmetric
+from modicum.linalg.arrow import ArrowCholesky, ArrowLayout, ArrowMatrix, Symmetric
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.exact import Effects, Numbers
@@ -49,7 +54,10 @@ from modicum.runtime import in_threads
 THREADS = os.cpu_count() or 1
 AT_ONCE = 1 << 20  # entries between effects and border that are held at a time
 DEAR = 2e7  # multiplications of one factor above which several draws share their scales
+FAINT = 1e-9  # relative to the diagonal, information that is rounding error
 SHARED = 200  # scales that are drawn then
+CLIPPED, DRAWS_EACH = 0.01, 4  # share of draws in each tail that counts less; draws per number
+STEEPER = 10.0  # most that a curvature is multiplied or divided by
 POINTS, REACHED = 9, 0.75  # of the interpolation in log rho, whose relative error is 10^-8
 
 
@@ -166,11 +174,43 @@ class Pooled:
             for where, mean, weight in term.normal_approximations(*about):
                 gradient[where] -= weight * (anchor.point[where] - mean)
                 hessian.add_normal(where, -weight)
-        information = (-hessian).leading(size)
+        information = _concave((-hessian).leading(size))
         pull = np.asarray(gradient[:size] + information @ anchor.point[:size])
         width = len(information.border)
         none, origin = (np.zeros((width, width)), np.zeros(width)), np.zeros(size)
         return cls(information, pull, *none, origin, pooled, anchor.point[size:], anchor.sd[size:])
+
+    def averaged(self, drawn: Nested, log_posterior: np.ndarray) -> Pooled | None:
+        """Return the quadratic that follows the log-likelihood on average over draws, not at c*.
+
+        `log_posterior` is that of the first draws. Its difference from the log-density that they
+        were drawn from is regressed on the coefficients and on their squares: as the draws are
+        normal, this is the average of its slopes and curvatures (Stein). None if the draws are too
+        few to tell.
+        """
+        size, count = len(self.pull), len(log_posterior)
+        t = drawn.t.reshape(-1, drawn.t.shape[2])[:count]
+        gap = log_posterior - (drawn.log_marginal + drawn.log_given).ravel()[:count]
+        finite = np.isfinite(gap)
+        if np.mean(finite) < 1 - 2 * CLIPPED or count < DRAWS_EACH * (2 * size + 1):
+            return None
+        # a few draws far out must not decide
+        gap = np.clip(gap, *np.quantile(gap[finite], (CLIPPED, 1 - CLIPPED)))
+        mean, sd = t.mean(axis=0), t.std(axis=0)
+        unit = (t - mean) / sd
+        columns = np.c_[unit, unit[:, :size] ** 2, np.ones(count)]
+        normal = columns.T @ columns
+        normal[np.diag_indices(len(normal))] += FAINT * count  # of a column that does not vary
+        found = np.linalg.solve(normal, columns.T @ gap)
+        slope = found[:size] / sd[:size]
+        bend = 2 * found[t.shape[1] : t.shape[1] + size] / sd[:size] ** 2
+        # curvatures change on the diagonal as they were measured, and elsewhere in proportion, so
+        # that the information stays positive semi-definite, and has the same zeros
+        diagonal = np.maximum(self.information.diagonal(), np.finfo(np.float64).tiny)
+        times = np.sqrt(np.clip(1 - bend / diagonal, 1 / STEEPER, STEEPER))
+        information, away = self.information.scaled(times), mean[:size] - self.origin
+        pull = self.pull + slope - self.information @ away + information @ away
+        return replace(self, information=information, pull=pull)
 
     @cached_property
     def work(self) -> float:
@@ -340,6 +380,22 @@ def in_layout(matrix: Symmetric, layout: ArrowLayout | None) -> ArrowMatrix:
         matrix[big[:, :, None], border],
         matrix[np.ix_(border, border)],
     )
+
+
+def _concave(information: ArrowMatrix) -> ArrowMatrix:
+    """Return the information of rows, absolute where it is negative, as of zeros among counts.
+
+    A prior holds the coefficients at some scales, but not where the scales are large: the
+    information alone must be positive definite.
+    """
+    unit = np.sqrt(np.maximum(np.abs(information.diagonal()), np.finfo(np.float64).tiny))
+    try:
+        ArrowCholesky.of(information + information.diagonal_like(FAINT * unit**2))
+        return information
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(information.dense() / np.outer(unit, unit))
+        positive = (vectors * np.maximum(np.abs(values), FAINT)) @ vectors.T
+        return ArrowMatrix.of(positive * np.outer(unit, unit))
 
 
 # Scales -----------------------------------------------------------------------------------
