@@ -381,3 +381,23 @@ def test_what_columns_cannot_be_set_to_is_refused(by_formula, logistic):
     ]:  # fmt: skip
         refused(SettingError, words, logistic.marginal, column, **settings)
     refused(SettingError, "'d' is not a level", post.marginal, "dose", given={"ward": "d"})
+
+
+def test_a_level_that_is_set_may_meet_others_that_it_never_met():
+    """A class that its school never had is a new one of it: by default refused, else averaged."""
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame({"school": np.arange(120) % 6, "x": rng.normal(size=120)})
+    kinds = np.array([["a", "b", "c"], ["d", "e", "f"]])
+    table["class"] = kinds[(table["school"] > 2).astype(int), rng.integers(0, 3, 120)]
+    within = rng.normal(size=240)[table["school"] * 40 + table["class"].map(ord) % 40]
+    table["y"] = table["school"] + table["x"] + within + 0.2 * rng.normal(size=120)
+    formula = "y ~ x + (1 | school/class)"
+    quiet = {"draws": 100, "random_seed": 1, "progressbar": False, "groups": "explicit"}
+    post = mo.fit(formula, table, family="gaussian", **quiet)
+    refused(DataError, "use groups='any'", post.marginal, "school", at=[0])
+    found = post.marginal("school", at=[0], groups="any")["mean"].item()
+    known = {kind: post.mean(f"1|school:class[0:{kind}]") for kind in "abc"}
+    inner = np.array([known.get(kind, 0.0) for kind in table["class"]])
+    at = post.mean("intercept") + post.mean("beta")[0] * table["x"] + post.mean("1|school[0]")
+    assert found == pytest.approx(float((at + inner).mean()), abs=1e-6)
+    assert found != pytest.approx(float((at + inner.max()).mean()), abs=1e-6)

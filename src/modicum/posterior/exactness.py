@@ -45,7 +45,9 @@ WORST_TAIL = 0.7  # Pareto k above which importance weights cannot be trusted
 F = TypeVar("F", bound=FittedDraws)
 
 
-def correct(post: F, rows: RowsLike, draws: int = 1000, progressbar: bool = True) -> F:
+def correct(
+    post: F, rows: RowsLike | None = None, draws: int = 1000, progressbar: bool = True
+) -> F:
     """Make the draws of a subsampling method exact by importance weights, in one pass.
 
     A perturbed chain samples a density close to the posterior; the ratio of the two at each
@@ -56,7 +58,8 @@ def correct(post: F, rows: RowsLike, draws: int = 1000, progressbar: bool = True
     Parameters
     ----------
     rows
-        The rows the posterior was sampled with (after `mo.fit`, the table); others are refused.
+        The rows the posterior was sampled with (after `mo.fit`, the table), by default those that
+        it holds; others are refused.
     draws
         The most draws to keep.
     progressbar

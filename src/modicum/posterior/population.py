@@ -285,7 +285,11 @@ class TablePopulation:
 
     def _encoded(self, table: pa.Table) -> AlignedRows:
         has_outcome = all(name in table.column_names for name in self.encoding.needed(outcome=True))
-        rows = encode_table(self.encoding, table, outcome=has_outcome, dtype=np.float64)
+        # columns that are set may make combinations of known levels that no row has
+        new_groups = bool(self.first_new)
+        rows = encode_table(
+            self.encoding, table, outcome=has_outcome, new_groups=new_groups, dtype=np.float64
+        )
         return replace(AlignedRows.of(rows), first_new=self.first_new)
 
 
