@@ -7,14 +7,13 @@ from scipy import stats
 
 import modicum as mo
 from helpers.refusals import refused
-from modicum.kernels.whitening import Whitening
+from modicum.kernels.whitening import Warp, Whitening
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.models import Target
 from modicum.models.covariances import correlations, partials_of
 from modicum.models.multilevel import multilevel
 from modicum.models.priors.distributions import HalfNormal
 from modicum.models.priors.exact import Effects
-from modicum.passes.anchor import Warp
 
 M, P, G = mo.models, mo.priors, mo.models.GroupTerm
 

@@ -55,7 +55,7 @@ from modicum.kernels.expansion import (
 )
 from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
-from modicum.kernels.whitening import Whitening
+from modicum.kernels.whitening import Whitening, warp_of
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
 from modicum.linalg.columns import ModelMatrix
 from modicum.models import LinearPredictorModel, Target
@@ -182,7 +182,7 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         return group_proxy(anchor, target, order)
     _, folded_gradient, folded_hessian = folded_prior(target, anchor.point)
     gradient = (anchor.A if order >= 1 else np.zeros_like(anchor.A)) + folded_gradient
-    where = Whitening.about(anchor.point, anchor.factor, anchor.warp(target))
+    where = Whitening.about(anchor.point, anchor.factor, warp_of(anchor, target))
     hessian: Symmetric | None
     if where.arrow is not None:  # the sum is in t - t*
         hessian = anchor.B + folded_hessian if order >= 2 else folded_hessian

@@ -39,7 +39,7 @@ import numpy as np
 
 from modicum.arrays import as_either, is_numpy, namespace, power
 from modicum.kernels.protocols import Bend, Proxy
-from modicum.kernels.whitening import Whitening
+from modicum.kernels.whitening import Whitening, warp_of
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.covariances import entries_of
 from modicum.models.integrals import FlatGroups, NumPyGroups
@@ -185,7 +185,7 @@ def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | No
     variance = None if unit is None else as_either(np.asarray(unit))
     A, B = in_expansion_coordinates(target.likelihood, point, A, B, variance)
     A, B = A * (order >= 1), (B + B.T) / 2 * (order >= 2)
-    where = Whitening.about(anchor.point, anchor.factor, anchor.warp(target))
+    where = Whitening.about(anchor.point, anchor.factor, warp_of(anchor, target))
     return Proxy(where, to_device(A), to_device(B), unit=unit)
 
 

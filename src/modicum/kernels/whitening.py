@@ -27,11 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import namespace
-from modicum.linalg.arrow import ArrowFactor, Factor, in_two
-from modicum.passes.anchor import Warp
+from modicum.linalg.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal, in_two
+from modicum.models import Target
+from modicum.passes import Anchor
 from modicum.runtime import to_device
 
 FIRST, STEP, NODES = -6.0, 0.125, 97  # grid on which g is tabulated: from -6 to 6
+SAME = 1e-6  # relative rounding error of sums over all rows
 LEAST = 1e-12  # smallest slope of a curve, where rounding gives zero or less
 
 
@@ -63,6 +65,82 @@ def along_curves(u: jax.Array, curves: Curves) -> tuple[jax.Array, jax.Array]:
         bends = curves.ridges[np.arange(curves.ridges.shape[0]), piece]
         z = z + xp.einsum("...ki,...kid->...d", powers, bends)
     return z, xp.sum(xp.log(xp.maximum(slope, LEAST)), axis=-1)
+
+
+class Warp(NamedTuple):
+    """Entries of t that move with their scale tau: effects, with their standard deviation.
+
+    An effect u ~ N(0, tau^2) with a likelihood N(u; c, 1 / A) has the variance V = 1 / (A + tau^-2)
+    and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*), the map is
+    t = r except for these entries, where t = t* e^(2 g) + a e^g. In these coordinates effects
+    hardly depend on tau: for small scales and weak data they are relative to tau (non-centred), and
+    for large scales they are the effects themselves (centred).
+
+    The mean of all effects of a term, b = sum_l w_l a_l, is different: the intercept, or the common
+    slope, can make up for it, so the data say nothing about it and the prior alone decides. It
+    moves in proportion to tau, and the common coefficient moves the opposite way.
+    """
+
+    where: jax.Array  # indices of the entries
+    term: jax.Array  # index of each entry's term
+    ratio: jax.Array  # A tau*^2 of each: information in the data over that in the prior
+    scale: jax.Array  # index of the log scale of each term
+    shared: jax.Array  # w: (terms, entries); a row of zeros where there is no common coefficient
+    # columns of L^-1 for the entries and the common coefficients; None if L is an `ArrowFactor`
+    into: jax.Array | None
+    common: jax.Array | None = None  # indices of the common coefficients
+
+
+def warp_of(anchor: Anchor, target: Target) -> Warp | None:
+    """Return the entries that move with their scale: group effects with little data."""
+    if target.exact_prior is None or anchor.factor.ndim < 2:
+        return None
+    information = np.maximum(-diagonal(anchor.B), 0.0)
+    parts = target.exact_prior[0].non_centred(anchor.point, information)
+    if parts is None:
+        return None
+    scales, term = np.unique(parts.scale, return_inverse=True)
+    shared = np.zeros((len(scales), len(term)))
+    common = np.zeros(len(scales), int)
+    for k in range(len(scales)):
+        place = _common_coefficient(anchor.B, parts.where, parts.where[term == k])
+        if place is not None:
+            common[k] = place
+            weight = information[parts.where] * (term == k)
+            shared[k] = weight / weight.sum()
+    into = None  # with an `ArrowFactor`, entries of t are moved instead
+    if isinstance(anchor.factor, np.ndarray):
+        moved = np.r_[parts.where, common]
+        into = to_device(np.linalg.inv(anchor.factor)[:, moved])
+    return Warp(
+        to_device(parts.where),
+        to_device(term),
+        to_device(parts.ratio),
+        to_device(scales),
+        to_device(shared),
+        into,
+        to_device(common),
+    )
+
+
+def _common_coefficient(hessian: Symmetric, effects: np.ndarray, of_term: np.ndarray) -> int | None:
+    """Find the coefficient common to all effects of a term, such as the intercept, if any.
+
+    Its column is the sum of the effects' columns, and so is its row of the Hessian.
+    """
+    B = ArrowMatrix.of(hessian)  # the sum of the columns of the term, and how far others are
+    hot = np.zeros(B.size)
+    hot[of_term] = 1
+    total = np.asarray(B @ hot)
+    off = np.full(B.size, np.inf)
+    of_levels = np.abs(np.asarray(B.cross) - total[B.big][..., None])
+    of_border = np.abs(np.asarray(B.corner) - total[B.border][:, None]).max(axis=0)
+    off[B.border] = np.maximum(of_levels.max(axis=(0, 1), initial=0.0), of_border)
+    if not np.any(total):
+        return None
+    off[effects] = np.inf
+    place = int(np.argmin(off))
+    return place if off[place] < SAME * np.abs(total).max() else None
 
 
 class Whitening(NamedTuple):

@@ -16,7 +16,7 @@ from modicum.errors import ModicumWarning, NoModeError, listed
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead, schedule, typical_step_size
 from modicum.kernels.protocols import Move
-from modicum.kernels.whitening import Curves, Whitening
+from modicum.kernels.whitening import Curves, Warp, Whitening, warp_of
 from modicum.methods.cost import slow_run
 from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
 from modicum.methods.skewed_axes import curves_on_all_rows, explain_curves
@@ -31,7 +31,6 @@ from modicum.methods.without_mode import (
     may_have_mean,
 )
 from modicum.passes import Anchor, Modes
-from modicum.passes.anchor import Warp
 from modicum.random import chain_keys, words_at_start
 from modicum.run.runner import History
 from modicum.runtime import Pytree, in_double_precision, to_device
@@ -154,7 +153,7 @@ class _FullData(Method):
     def _at_mode(self, task: Task, anchor: Anchor) -> Plan:
         """Whiten at the mode, along curves where the posterior is skewed."""
         tuned = self.step_size is None
-        warp = anchor.warp(task.target)
+        warp = warp_of(anchor, task.target)
         # A step size set by the user refers to whitened coordinates without curves.
         curves = task.once(curves_on_all_rows) if tuned and not warp else None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import NamedTuple, TypeVar
 
-import jax
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
@@ -37,7 +36,6 @@ from modicum.passes.mode import (
 )
 from modicum.passes.other_modes import Modes, Starts, find_modes
 from modicum.passes.sums import Sums
-from modicum.runtime import to_device
 
 A = TypeVar("A", ArrowMatrix, ArrowFactor)
 
@@ -48,32 +46,7 @@ WIDE = 5.0  # posterior sd of a coefficient: much for a level, however wide its 
 # Thresholds for other warnings:
 COLLINEAR = 1e-6  # below this share the data do not inform the direction at all
 CANCELS = 0.1  # share of the columns' information left along a collinear direction
-SAME = 1e-6  # relative rounding error of sums over all rows
 DULL = 0.1  # share of the prior's information below which the data are uninformative
-
-
-class Warp(NamedTuple):
-    """Entries of t that move with their scale tau: effects, with their standard deviation.
-
-    An effect u ~ N(0, tau^2) with a likelihood N(u; c, 1 / A) has the variance V = 1 / (A + tau^-2)
-    and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*), the map is
-    t = r except for these entries, where t = t* e^(2 g) + a e^g. In these coordinates effects
-    hardly depend on tau: for small scales and weak data they are relative to tau (non-centred), and
-    for large scales they are the effects themselves (centred).
-
-    The mean of all effects of a term, b = sum_l w_l a_l, is different: the intercept, or the common
-    slope, can make up for it, so the data say nothing about it and the prior alone decides. It
-    moves in proportion to tau, and the common coefficient moves the opposite way.
-    """
-
-    where: jax.Array  # indices of the entries
-    term: jax.Array  # index of each entry's term
-    ratio: jax.Array  # A tau*^2 of each: information in the data over that in the prior
-    scale: jax.Array  # index of the log scale of each term
-    shared: jax.Array  # w: (terms, entries); a row of zeros where there is no common coefficient
-    # columns of L^-1 for the entries and the common coefficients; None if L is an `ArrowFactor`
-    into: jax.Array | None
-    common: jax.Array | None = None  # indices of the common coefficients
 
 
 @dataclass(frozen=True)
@@ -122,56 +95,6 @@ class Anchor:
         """B, which must be dense."""
         assert isinstance(self.B, np.ndarray)
         return self.B
-
-    def warp(self, target: Target) -> Warp | None:
-        """Return the entries that move with their scale: group effects with little data."""
-        if target.exact_prior is None or self.factor.ndim < 2:
-            return None
-        information = np.maximum(-diagonal(self.B), 0.0)
-        parts = target.exact_prior[0].non_centred(self.point, information)
-        if parts is None:
-            return None
-        scales, term = np.unique(parts.scale, return_inverse=True)
-        shared = np.zeros((len(scales), len(term)))
-        common = np.zeros(len(scales), int)
-        for k in range(len(scales)):
-            place = self._common_coefficient(parts.where, parts.where[term == k])
-            if place is not None:
-                common[k] = place
-                weight = information[parts.where] * (term == k)
-                shared[k] = weight / weight.sum()
-        into = None  # with an `ArrowFactor`, entries of t are moved instead
-        if isinstance(self.factor, np.ndarray):
-            moved = np.r_[parts.where, common]
-            into = to_device(np.linalg.inv(self.factor)[:, moved])
-        return Warp(
-            to_device(parts.where),
-            to_device(term),
-            to_device(parts.ratio),
-            to_device(scales),
-            to_device(shared),
-            into,
-            to_device(common),
-        )
-
-    def _common_coefficient(self, effects: np.ndarray, of_term: np.ndarray) -> int | None:
-        """Find the coefficient common to all effects of a term, such as the intercept, if any.
-
-        Its column is the sum of the effects' columns, and so is its row of the Hessian.
-        """
-        B = ArrowMatrix.of(self.B)  # the sum of the columns of the term, and how far others are
-        hot = np.zeros(B.size)
-        hot[of_term] = 1
-        total = np.asarray(B @ hot)
-        off = np.full(B.size, np.inf)
-        of_levels = np.abs(np.asarray(B.cross) - total[B.big][..., None])
-        of_border = np.abs(np.asarray(B.corner) - total[B.border][:, None]).max(axis=0)
-        off[B.border] = np.maximum(of_levels.max(axis=(0, 1), initial=0.0), of_border)
-        if not np.any(total):
-            return None
-        off[effects] = np.inf
-        place = int(np.argmin(off))
-        return place if off[place] < SAME * np.abs(total).max() else None
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return everything as arrays, for a checkpoint."""
