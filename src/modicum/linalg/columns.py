@@ -243,11 +243,6 @@ class LevelColumns(NamedTuple):
         """Sums of values times entries over the rows of each level, (columns, ...)."""
         return _sums(self.code, self.scaled(values), self.levels)[self.reference :]
 
-    def squares(self, values: jax.Array) -> jax.Array:
-        """Sums of values times squared entries over the rows of each level, (columns,)."""
-        weighted = values if self.entry is None else values * self.entry**2
-        return _sums(self.code, weighted, self.levels)[self.reference :]
-
     def pair_sums(self, other: LevelColumns, values: jax.Array) -> jax.Array:
         """Sums of values times both entries by pairs of levels, (columns, other's columns)."""
         places, shape = self.code * other.levels + other.code, (self.levels, other.levels)
@@ -324,7 +319,7 @@ class CodedMatrix(ModelMatrix):
         for j, (columns, codes) in enumerate(self._terms):
             half = _add(half, (columns, places), codes.sums(weighted))
             own = np.arange(columns.start, columns.stop)  # a row has no other level
-            half = _add(half, (own, own), codes.squares(h) / 2)
+            half = _add(half, (own, own), codes.sums(codes.scaled(h)) / 2)
             for its_columns, other in self._terms[:j]:
                 half = _add(half, (columns, its_columns), codes.pair_sums(other, h))
         return half + half.T  # each pair was added once, a column with itself by half

@@ -188,11 +188,8 @@ class IntegratedEffects(GroupIntegrals):
 
     def log_own_prior(self, theta: Params) -> jax.Array:
         """Log-prior of the covariance of the integrated effects."""
-        prior, hyper = self.own_prior, self.covariance.hyper(theta)
-        numbers = [*(sd for of in prior.sds for sd in of.numbers), prior.eta]
-        return log_hyper_density(
-            (HalfNormal,) * self.effects, hyper, tuple(map(np.asarray, numbers))
-        )
+        prior = self.own_prior
+        return log_hyper_density(prior.kinds, self.covariance.hyper(theta), prior.numbers)
 
     @property
     def own_prior(self) -> PooledPrior:

@@ -176,6 +176,17 @@ class PooledPrior:
     correlation: Prior
 
     @property
+    def kinds(self) -> tuple[type[Prior], ...]:
+        """Distributions of the standard deviations."""
+        return tuple(map(type, self.sds))
+
+    @property
+    def numbers(self) -> Numbers:
+        """Their arguments, and the concentration of the correlations' prior, last."""
+        arguments = [number for prior in self.sds for number in prior.numbers]
+        return tuple(map(np.asarray, [*arguments, self.eta]))
+
+    @property
     def eta(self) -> float:
         """Concentration of the LKJ prior of correlations."""
         return self.correlation.numbers[0]
@@ -354,10 +365,8 @@ class ModelPriors:
         own = (places.get(f"{OWN}.{name}", none) for name in (LOG_SD, PARTIAL))
         for group, sds, partials in self._by_group(*own):
             where = _indices(places["beta"][first : first + group.size])
-            kinds = tuple(type(prior) for prior in group.sds)
-            numbers = [number for prior in group.sds for number in prior.numbers]
-            term = Effects(where, len(group.sds), _indices(sds), _indices(partials), kinds)
-            terms.append((term, tuple(map(np.asarray, [*numbers, group.eta]))))
+            term = Effects(where, len(group.sds), _indices(sds), _indices(partials), group.kinds)
+            terms.append((term, group.numbers))
             first += group.size
         return terms
 

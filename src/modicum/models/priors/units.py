@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 
@@ -202,12 +201,13 @@ def _chunk_sums(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) ->
     if rows.coding is not None and rows.coding.further:
         places = [at for _, at in rows.coding.further]
         further = _dense_moments(np.asarray(chunk["x"][:, places], np.float64), weight)
-        joined = [np.r_[a[:-1], b, a[-1]] for a, b in zip(moments, further, strict=True)]
-        moments = joined[0], joined[1], joined[2], joined[3]
+        moments = np.c_[moments[:, :-1], further, moments[:, -1:]]
     top = offset.max()
     with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
         log_exposure = float(top + np.log(weight @ np.exp(offset - top)))
-    return MomentSums(float(weight.sum()), *moments, float(weight @ y), log_exposure)
+    mean, squares, low, high = moments
+    total = float(weight.sum())
+    return MomentSums(total, mean, squares, low, high, float(weight @ y), log_exposure)
 
 
 def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
@@ -217,20 +217,20 @@ def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
     return np.where(sd <= share * np.abs(mean), 0.0, sd)
 
 
-_Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Means of columns, sums of squared deviations, and the smallest and largest values."""
+# Moments of columns are four lines: means, sums of squared deviations, and the smallest and largest
+# values.
 
 
-def _dense_moments(values: np.ndarray, weight: np.ndarray) -> _Columns:
+def _dense_moments(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Return the moments of all columns; `values` is overwritten."""
     total = float(weight.sum())
     if total == 0:
-        return (np.zeros(values.shape[1]),) * 4
+        return np.zeros((4, values.shape[1]))
     low, high = _range(values, weight)
     with np.errstate(over="ignore", invalid="ignore"):  # `_require_sound` reports it
         mean = weight @ values / total
         values -= mean
-        return mean, weight @ np.square(values, out=values), low, high
+        return np.array([mean, weight @ np.square(values, out=values), low, high])
 
 
 def _range(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -241,15 +241,16 @@ def _range(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def _coded_moments(
     coding: Coding, chunk: Mapping[str, np.ndarray], y: np.ndarray, weight: np.ndarray
-) -> _Columns:
+) -> np.ndarray:
     """Return the moments of all columns and of y.
 
     A term's column is zero except in the rows of its level, so only these are summed.
     """
     total = float(weight.sum())
-    mean, squares, low, high = np.zeros((4, coding.size + 1))
+    moments = np.zeros((4, coding.size + 1))
+    mean, squares, low, high = moments
     if total == 0:
-        return mean, squares, low, high
+        return moments
     dense = [*coding.dense, coding.size]
     x = chunk["x"][:, : len(coding.dense)] if coding.dense else np.zeros((len(y), 0))
     values = np.column_stack([np.asarray(x, np.float64), y])
@@ -275,7 +276,7 @@ def _coded_moments(
         coded = np.setdiff1d(np.arange(coding.size), coding.dense)
         outside = np.maximum(total - inside[coded], 0.0)
         squares[coded] += outside * mean[coded] ** 2
-    return mean, squares, low, high
+    return moments
 
 
 def with_slopes_by_level(data: Moments, coding: Coding) -> Moments:
