@@ -246,8 +246,13 @@ class BatchColumns:
 
     def numbers(self, name: str) -> Array:
         """Return a column of numbers in its own type."""
-        remedy = "convert it to numbers, which the formula needs there"
-        return numbers(self._arrow(name), name, self.row_ids, remedy)
+        array = self._arrow(name)
+        if kind_of(array.type) == "levels":
+            raise DataError(
+                f"column {name!r} holds text or categories ({array[0].as_py()!r} in row "
+                f"{self.row(0)}) where the formula needs numbers: convert it first."
+            )
+        return numbers(array, name, self.row_ids, "convert it first")
 
     def exact(self, name: str, dtype: np.dtype[np.floating]) -> Array:
         """Return a column of numbers, refusing integers that `dtype` cannot hold exactly."""
