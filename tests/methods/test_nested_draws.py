@@ -102,7 +102,7 @@ def test_draws_of_thin_groups_follow_the_posterior_and_not_its_mode(monkeypatch)
 def quadratic_of(groups, draws, slope, bend):
     """Average a log-likelihood that differs by a known quadratic from that of the expansion."""
     table = few_groups(groups, 20, 0.5)
-    rows = read_formula("y ~ (1 | g)", table, progressbar=False).rows
+    rows = read_formula("y ~ (1 | g)", table, progressbar=False)
     task = task_of(model_for(rows, "logistic", PRIORS, "explicit").model, rows)
     with jax.enable_x64(True):
         pooled = nested_draws.Pooled.of(task.target, task.anchor_at_mode())
