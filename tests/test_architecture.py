@@ -46,7 +46,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_600,
     "rows": 6_970,
-    "methods": 6_300,
+    "methods": 6_320,
     "posterior": 5_850,
     "kernels": 3_840,
     "passes": 2_960,
