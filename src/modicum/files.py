@@ -186,7 +186,7 @@ def stored_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 # JSON ---------------------------------------------------------------------------------------
 
 # Dataclasses become plain JSON values and are read back by their annotations. A class of several
-# kinds has a class method `kinds`, classes by name, and is written with its name. A check returns
+# kinds has a class method `by_kind`, classes by name, and is written with its name. A check returns
 # its argument, or raises a TypeError or ValueError that says what was found instead.
 
 Json: TypeAlias = Any  # what json.loads returns
@@ -195,7 +195,7 @@ Json: TypeAlias = Any  # what json.loads returns
 def plain(value: Any) -> Json:  # any dataclass, or JSON
     """Return dataclasses, tuples and mappings as plain JSON values."""
     if is_dataclass(value):
-        named = {"kind": type(value).__name__} if hasattr(value, "kinds") else {}
+        named = {"kind": type(value).__name__} if hasattr(value, "by_kind") else {}
         return named | {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
@@ -207,8 +207,8 @@ def restored(kind: Any, value: object) -> Any:  # a type, and a value of it
 
     Whole numbers are at least 0. Entries that are absent, as in older files, have their defaults.
     """
-    if hasattr(kind, "kinds"):
-        kind = kind.kinds()[text(mapping(value)["kind"])]
+    if hasattr(kind, "by_kind"):
+        kind = kind.by_kind()[text(mapping(value)["kind"])]
     outer, inner = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and is_dataclass(kind):
         entries, kinds = mapping(value), _annotations(kind)

@@ -31,7 +31,7 @@ class PooledTerm(ABC):
     parameter: str  # the parameter of the family whose predictor they enter; empty: the mean
 
     @classmethod
-    def kinds(cls) -> Mapping[str, type[PooledTerm]]:
+    def by_kind(cls) -> Mapping[str, type[PooledTerm]]:
         """Return the kinds of terms by their names in files."""
         return {kind.__name__: kind for kind in PooledTerm.__subclasses__()}
 

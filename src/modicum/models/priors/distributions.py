@@ -152,7 +152,7 @@ class Prior(ABC):
         """Refuse a prior that `count` coefficients cannot have."""
 
     @classmethod
-    def kinds(cls) -> Mapping[str, type[Prior]]:
+    def by_kind(cls) -> Mapping[str, type[Prior]]:
         """Return the distributions by their names in files."""
         return DISTRIBUTIONS
 
