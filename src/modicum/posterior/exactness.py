@@ -209,7 +209,8 @@ def sensitivity(
     >>> draws = rng.normal(0, 1, size=(2, 500, 1))  # the prior: the data are uninformative
     >>> log_density = -0.5 * draws[..., 0] ** 2
     >>> post = mo.Posterior({"beta": draws}, {"lp": log_density}, mo.Ledger(rows=1))
-    >>> model = mo.models.Logistic(prior_scale=1.0, intercept=False)
+    >>> rows = mo.Rows(x=np.zeros((2, 1)), y=[0.0, 1.0])
+    >>> model = mo.models.Logistic(prior_scale=1.0, intercept=False).resolved(rows)
     >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
     >>> post.sensitivity()["prior"].item() > 0.05
     True
