@@ -172,7 +172,7 @@ def test_groups_beside_bounds_have_explicit_effects():
     assert both[0]["beta"].min() > 0
     refused(
         mo.SettingError,
-        "coefficients within bounds cannot be combined",
+        "coefficients within bounds, or monotonic ones, cannot be combined",
         mo.fit,
         *("y ~ x + (1 | ward)", table, "gaussian"),
         priors=priors,
