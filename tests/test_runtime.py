@@ -1,12 +1,24 @@
 """`runtime.jit` compiles like `jax.jit`, with options that a compiler may not know."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.patching import pretend_device
 from modicum import runtime
-from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, jit, make_room, to_device, usable_options
+from modicum.runtime import (
+    FASTEST_COMPILE,
+    GPU_GRAPHS,
+    backend,
+    in_threads,
+    jit,
+    make_room,
+    to_device,
+    usable_options,
+)
 
 
 def traced(log):
@@ -31,8 +43,8 @@ def test_options_that_the_compiler_does_not_know_or_somebody_set_are_left_out(mo
 
 def test_options_are_known_and_those_of_the_device(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    for backend, options in (("cpu", FASTEST_COMPILE), ("gpu", GPU_GRAPHS), ("tpu", None)):
-        monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
+    for kind, options in (("cpu", FASTEST_COMPILE), ("gpu", GPU_GRAPHS), ("tpu", None)):
+        pretend_device(monkeypatch, kind)
         # a misspelt option would be left out silently
         assert usable_options(FASTEST_COMPILE, GPU_GRAPHS) == options
 
@@ -64,3 +76,26 @@ def test_what_goes_to_the_device_is_a_copy(shape, x64):
     there = to_device({"array": array})["array"]
     array[...] = 2.0
     np.testing.assert_array_equal(there, np.ones(shape))
+
+
+def test_there_is_one_answer_to_where_chains_run_and_threads_hear_it(monkeypatch):
+    cpu = jax.devices("cpu")[0]
+    with jax.default_device(cpu), jax.enable_x64(True):
+        assert (runtime.devices(), runtime.backend()) == ([cpu], "cpu")
+        (heard,) = in_threads(lambda _: (runtime.devices(), jnp.ones(()).dtype), [0])
+    assert heard == ([cpu], np.float64)
+    with ThreadPoolExecutor(1) as plain:  # negative control: its own precision, and every device
+        assert plain.submit(lambda: jnp.ones(()).dtype).result() == np.float32
+    pretend_device(monkeypatch, "gpu")
+    assert runtime.on_accelerator()
+    assert runtime.backend() == "gpu"
+
+
+def test_code_is_compiled_with_the_options_of_the_device_it_runs_on(monkeypatch):
+    seen = []
+    monkeypatch.setattr(runtime, "usable_options", lambda *options: seen.append(backend()))
+    double = jit()(lambda x: 2 * x)
+    for kind in ("cpu", "gpu", "cpu"):
+        pretend_device(monkeypatch, kind)
+        assert double(jnp.ones(3)).tolist() == [2, 2, 2]
+    assert seen == ["cpu", "gpu"]  # once for each

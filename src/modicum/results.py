@@ -21,7 +21,7 @@ from modicum.posterior.smooth_curves import stiff_smooths
 from modicum.rows import Rows
 from modicum.run.chains import Layout
 from modicum.run.runner import History
-from modicum.runtime import in_threads
+from modicum.runtime import backend, in_threads
 
 
 class Origin(NamedTuple):
@@ -143,7 +143,7 @@ def _settings(task: Task, n: int, run: Finished) -> dict[str, object]:
         "sampling_seconds": round(run.history.seconds["sampling"], 6),
         "modicum": version("modicum"),
         "jax": jax.__version__,
-        "backend": jax.default_backend(),
+        "backend": backend(),
     }
     if run.layout.superchains is not None:
         settings["superchains"] = run.layout.superchains

@@ -1,8 +1,8 @@
 """How functions are compiled, in which precision they run, and the memory there is for them.
 
 Compile time delays a run's first draw, so `jit` is `jax.jit` with compiler options chosen for the
-device. Double precision is enabled locally, without touching the user's global JAX settings; JAX
-keeps that switch per thread, so every thread that computes must enter the scope itself.
+device. Double precision is enabled locally, without touching the user's global JAX settings. JAX
+keeps that switch, and the device, per thread: `Threads` take over those of their caller.
 """
 
 from __future__ import annotations
@@ -57,6 +57,16 @@ def devices() -> list[jax.Device]:
     if chosen is None or isinstance(chosen, str):
         return jax.local_devices(backend=chosen)
     return [chosen]
+
+
+def backend() -> str:
+    """Return what kind of device chains run on: "cpu", "gpu" or "tpu"."""
+    return devices()[0].platform
+
+
+def on_accelerator() -> bool:
+    """Whether chains run on something other than a CPU."""
+    return backend() != "cpu"
 
 
 def on_device(number: int) -> contextlib.AbstractContextManager[object]:
@@ -141,6 +151,21 @@ def _blas() -> ThreadpoolController:
 one_blas_thread = _OneBLASThread()
 
 
+class Threads(ThreadPoolExecutor):
+    """Threads that compute in the precision and on the device of whoever hands them work."""
+
+    def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call the function in a thread."""
+        double = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        device = jax.config.jax_default_device  # type: ignore[attr-defined]
+
+        def scoped() -> R:
+            with jax.enable_x64(double), jax.default_device(device):
+                return function(*args, **kwargs)
+
+        return super().submit(scoped)
+
+
 # Compilation ----------------------------------------------------------------------------
 
 CompilerOptions: TypeAlias = dict[str, str | bool | int]
@@ -177,7 +202,7 @@ def in_threads(
     """
     threads = threads or os.cpu_count() or 1
     waiting: deque[Future[T]] = deque()
-    with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
+    with one_blas_thread(), Threads(threads) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
@@ -213,23 +238,24 @@ def jit(
     """Compile the decorated function as `jax.jit` does, with `options` on a CPU or `on_gpu`.
 
     `static` numbers the static arguments. Options set in the environment variable XLA_FLAGS take
-    precedence. JAX's backend is not initialised before the first call.
+    precedence. The device is asked for at each call, and JAX not initialised before the first.
     """
 
     def decorate(function: Callable[P, R]) -> Compiled[P, R]:
         lock = threading.Lock()
-        compiled_once: list[jax.stages.Wrapped] = []
+        compiled_once: dict[str, jax.stages.Wrapped] = {}  # by kind of device
         within = jax.jit(function, static_argnums=static)
 
         def outermost() -> jax.stages.Wrapped:
             refuse_forked()  # here, since all of Modicum's computations pass through
+            kind = backend()
             with lock:
-                if not compiled_once:
+                if kind not in compiled_once:
                     usable = usable_options(options, on_gpu)
-                    compiled_once.append(
-                        jax.jit(function, static_argnums=static, compiler_options=usable)
+                    compiled_once[kind] = jax.jit(
+                        function, static_argnums=static, compiler_options=usable
                     )
-            return compiled_once[0]
+            return compiled_once[kind]
 
         @wraps(function)
         def compiled(*args: Pytree) -> Pytree:
@@ -263,7 +289,7 @@ def usable_options(
     options: CompilerOptions, on_gpu: CompilerOptions | None = None
 ) -> CompilerOptions | None:
     """Return the options for this device, without those that XLA_FLAGS sets or XLA lacks."""
-    chosen = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend()) or {}
+    chosen = {"cpu": options, "gpu": on_gpu}.get(backend()) or {}
     flags = {flag.split("=")[0].lstrip("-") for flag in os.environ.get("XLA_FLAGS", "").split()}
     return known_options({name: value for name, value in chosen.items() if name not in flags})
 
@@ -298,7 +324,7 @@ COMPILATION = "/jax/core/compile/backend_compile_duration"
 
 def free_memory() -> int:
     """Return the bytes of free memory: on the device if it reports them, or else on the host."""
-    statistics = jax.local_devices()[0].memory_stats() or {}
+    statistics = devices()[0].memory_stats() or {}
     if "bytes_limit" in statistics:
         return int(statistics["bytes_limit"] - statistics.get("bytes_in_use", 0))
     return free_on_host()

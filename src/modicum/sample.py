@@ -51,7 +51,7 @@ from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import stoppable, within_limits
 from modicum.run.iterations import LENGTH
 from modicum.run.runner import capacity_for, run
-from modicum.runtime import free_memory, in_double_precision, refuse_forked
+from modicum.runtime import free_memory, in_double_precision, on_accelerator, refuse_forked
 
 FUSED = 256  # most iterations of a fused call: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of captured arrays beyond which compilation is slow
@@ -519,7 +519,7 @@ def _chains(
     assert plan.kernel is not None
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
     # iterations prepared at once, however few of them a call takes: calls of many chains are short
-    many_on_cpu = together > 1 and jax.default_backend() == "cpu"
+    many_on_cpu = together > 1 and not on_accelerator()
     most = LENGTH // 4 if many_on_cpu else LENGTH
     ready = Chains(
         *parts,

@@ -10,6 +10,7 @@ import sys
 from functools import wraps
 from inspect import isclass, ismodule
 from pkgutil import resolve_name
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ TRACED = (  # modules where compiled functions look up names
     *("modicum.kernels", "modicum.log_posterior", "modicum.methods"),
     *("modicum.models", "modicum.passes", "modicum.random", "modicum.results"),
     "modicum.run.iterations",
+    "modicum.runtime.devices",
 )
 # Names in those modules that only plain Python looks up: sizes and frequencies of work, limits for
 # errors and warnings, parts of plans. A name missing here costs time. A name wrongly listed here
@@ -84,6 +86,12 @@ def _undoing(undo):
             forget_compiled_code()
 
     return undoing
+
+
+def pretend_device(patch, kind):
+    """Have Modicum believe that chains run on this kind of device, while a CPU computes."""
+    device = SimpleNamespace(platform=kind, memory_stats=lambda: None)
+    patch.setattr("modicum.runtime.devices", lambda: [device])
 
 
 def forget_compiled_code():

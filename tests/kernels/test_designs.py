@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from helpers.patching import pretend_device
 from helpers.refusals import refused
 from helpers.targets import probabilities
 from modicum import SettingError, files
@@ -118,9 +119,7 @@ def test_uniform_rows():
 def test_an_accelerator_draws_the_same_rows(monkeypatch):
     tables = weight_tables(np.random.default_rng(2).exponential(size=5_000))
     here = _draw(Weighted(), jax.random.key(3), 1_000, tables)
-    monkeypatch.setattr(
-        "modicum.kernels.designs.jax.default_backend", lambda: "gpu"
-    )  # traced again
+    pretend_device(monkeypatch, "gpu")  # traced again
     there = _draw(Weighted(), jax.random.key(3), 1_000, tables)
     np.testing.assert_array_equal(here.row_ids, there.row_ids)
     np.testing.assert_array_equal(here.probability, there.probability)

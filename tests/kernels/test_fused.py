@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import modicum as mo
+from helpers.patching import pretend_device
 from helpers.refusals import refused
 from helpers.targets import design, sums_of
 from modicum.kernels.energy_conserving import certain_rows
@@ -193,7 +194,7 @@ def test_rows_that_are_slightly_off_are_noticed(plan, begun, truth, table, form,
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 def test_the_front_door_takes_it(monkeypatch):
     # the GPU program, interpreted: after warm-up its draws equal the plain path's
-    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    pretend_device(monkeypatch, "gpu")
     monkeypatch.setattr(
         "modicum.kernels.fused.kernel.FusedKernel", partial(FusedKernel, interpret=True)
     )
@@ -252,7 +253,7 @@ def test_it_is_lowered_for_a_gpu(kind, form, begun, request, x64, a_gpu):
 
 def test_a_gpu_takes_a_split_integrator(plan, monkeypatch, a_gpu):
     assert mo.HMCECS().with_integrator(plan.kernel, plan.context)[0].move == HMCMove(1.2)
-    monkeypatch.setattr("modicum.methods.ecs.composition.jax.default_backend", lambda: "gpu")
+    pretend_device(monkeypatch, "gpu")
     kernel, tuning = mo.HMCECS().with_integrator(plan.kernel, plan.context)
     assert kernel.move == HMCMove(np.pi / 2, split=True)
     assert tuning["integrator"]["value"] == "split"
@@ -287,7 +288,7 @@ def test_where_there_is_no_gpu_nothing_changes(plan):
     ],
 )
 def test_what_is_not_covered_is_said(plan, monkeypatch, a_gpu, change, reason):
-    monkeypatch.setattr("modicum.methods.ecs.composition.jax.default_backend", lambda: "gpu")
+    pretend_device(monkeypatch, "gpu")
     settled, _ = fused_kernel("auto", plan.kernel, plan.context)
     assert isinstance(settled, FusedKernel)
     settled, why = fused_kernel("auto", *change(plan.kernel, plan.context))

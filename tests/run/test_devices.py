@@ -36,7 +36,8 @@ LocalEngine(progressbar=False).map_reduce(where, 0.0, rows)
 passes = len(seen)
 with jax.default_device(jax.local_devices()[2]):  # the user's choice is kept to
     seen.clear()
-    LocalEngine(1, progressbar=False).map_reduce(where, 0.0, rows)
+    LocalEngine(2, progressbar=False).map_reduce(where, 0.0, rows)
+    assert seen == {jax.local_devices()[2]}  # in threads too
 
 advance, spread = chains.Chains._advance_group, set()
 def watched(self, g, span, batches, state):

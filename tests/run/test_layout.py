@@ -51,7 +51,7 @@ def test_many_on_an_accelerator_within_its_memory(accelerator, monkeypatch):
 def test_the_door_takes_auto(accelerator, monkeypatch, rows, post):
     monkeypatch.setattr(layout, "MANY", 8)
     monkeypatch.setattr(layout, "SUPERCHAINS", 4)
-    auto = quick(mo.models.Logistic(), rows, chains="auto", **SETTINGS)
+    auto = quick(mo.models.Logistic(), rows, chains="auto", parallel="threads", **SETTINGS)
     assert (auto.chains, auto.settings["superchains"]) == (8, 4)
     assert np.array_equal(auto["beta"], post["beta"])
 

@@ -34,7 +34,7 @@ from modicum.rows.weight_classes import (
     ordered,
     rows_by_class,
 )
-from modicum.runtime import Array
+from modicum.runtime import Array, on_accelerator
 
 
 class NamedArrays(Protocol):
@@ -241,7 +241,7 @@ def draw_on_host(rng: np.random.Generator, count: int, tables: WeightTables) -> 
 def _look_up(uniform: Array, tables: WeightTables, xp: ModuleType) -> Drawn:
     """Map two uniform numbers per draw to a row: its class, and its place in the class."""
     which, within = uniform
-    if xp is jnp and jax.default_backend() != "cpu":  # a loop would make the host wait
+    if xp is jnp and on_accelerator():  # a loop would make the host wait
         kind = jnp.searchsorted(tables.cumulative, which, side="right", method="scan_unrolled")
     else:
         kind = xp.searchsorted(tables.cumulative, which, side="right")

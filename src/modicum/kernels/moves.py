@@ -25,7 +25,7 @@ import numpy as np
 
 from modicum.kernels.protocols import LogDensity, Move, MoveInfo, Point
 from modicum.random import log_uniform, normal, symmetric_uniforms
-from modicum.runtime import Array, Pytree
+from modicum.runtime import Array, Pytree, on_accelerator
 
 
 def blackjax(part: str) -> Any:  # BlackJAX has no types
@@ -213,7 +213,7 @@ def follow(
         (value, by_product), gradient = jax.value_and_grad(density, has_aux=True)(z)
         return PathPoint(z, value, gradient, by_product)
 
-    if not isinstance(start, PathPoint) and jax.default_backend() != "cpu":
+    if not isinstance(start, PathPoint) and on_accelerator():
         start = at(start)  # on an accelerator, carrying more through the loop costs more
     position = start.position if isinstance(start, PathPoint) else start
     momentum = chances.momentum / jnp.sqrt(inverse_mass)

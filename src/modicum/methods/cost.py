@@ -22,7 +22,7 @@ from modicum.models.model import Batch
 from modicum.passes.engine import chunk_bounds, chunk_rows, compiled_pass
 from modicum.passes.sums import chunk_gradient
 from modicum.progress import duration
-from modicum.runtime import Array, free_memory, in_double_precision
+from modicum.runtime import Array, free_memory, in_double_precision, on_accelerator
 
 PATIENCE = 120.0  # a run that takes longer, in seconds, is called slow
 OVERHEAD = 2_000  # overhead of an iteration, in gradients of rows
@@ -74,8 +74,7 @@ def slow_run(task: Task, evaluations: float, work: str, remedy: str) -> Iterator
 
 def _chains_at_once(chains: int) -> int:
     """Return how many chains advance at once: one per core, or all on an accelerator."""
-    on_cpu = jax.default_backend() == "cpu"
-    return min(chains, os.cpu_count() or 1) if on_cpu else chains
+    return chains if on_accelerator() else min(chains, os.cpu_count() or 1)
 
 
 @in_double_precision

@@ -63,7 +63,7 @@ from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
 from modicum.run.runner import History
-from modicum.runtime import Array, Pytree, in_double_precision, in_threads, jit
+from modicum.runtime import Array, Pytree, backend, in_double_precision, in_threads, jit
 
 BLOCK = 1_024  # rows evaluated at once, so that they stay in the caches
 LOST = 1e12  # a proxy so large, hundreds of sds away, that its residuals are rounding errors
@@ -482,7 +482,7 @@ class Laplace(Method):
             )
         check_task(task)
         # As for HMC-ECS, whose programs on a GPU lack control variates of rare levels.
-        settings = StudySettings(levels=jax.default_backend() != "gpu")
+        settings = StudySettings(levels=backend() != "gpu")
         weights = weigh(settings, task, task.anchor_at_mode())
         density = nested_density(weights.about) or normal_density(weights.about)
         return self.of(self.weighed(weights, FAR, density))

@@ -25,7 +25,7 @@ from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.priors.resolved import OWN, ModelPriors
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
-from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
+from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit, on_accelerator
 
 
 class NormalPrior(NamedTuple):
@@ -253,7 +253,7 @@ class Target:
         """
         family = self.model.row_model
         by_formula = family.smooth_in_eta and family.on_numpy and len(self.shapes[0]) == 1
-        return by_formula and jax.default_backend() == "cpu"
+        return by_formula and not on_accelerator()
 
     @property
     def coding(self) -> Coding | None:

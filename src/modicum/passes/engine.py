@@ -41,6 +41,7 @@ from modicum.runtime import (
     in_double_precision,
     in_threads,
     jit,
+    on_accelerator,
     on_device,
 )
 
@@ -79,7 +80,7 @@ def _cut(batch: B, present: Array) -> tuple[B, Array] | None:
     rows = present.shape[0]
     if isinstance(batch, Mapping) and "group_of_row" in batch:
         return None  # `present` has an entry per group then, not per row
-    if jax.default_backend() != "cpu" or rows <= BLOCK or rows % BLOCK:
+    if on_accelerator() or rows <= BLOCK or rows % BLOCK:
         return None
     blocks: tuple[B, Array] = jax.tree.map(
         lambda field: jnp.reshape(field, (rows // BLOCK, BLOCK, *field.shape[1:])),
@@ -258,7 +259,7 @@ def chunk_rows(rows: Rows) -> int:
         for name, shape in rows.fields.items()
     )
     # An accelerator needs large chunks; on a CPU they should fit its caches.
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = not on_accelerator()
     most, room = (65_536, CHUNK_BYTES) if on_cpu else (2**20, 2**29)
     if on_cpu and rows.coding is not None:
         # Each chunk has a sum for every pair of levels, so it needs enough rows to be worth it.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from math import gcd
 from typing import Literal, NamedTuple, TypeAlias
@@ -51,11 +51,13 @@ from modicum.runtime import (
     Array,
     Compiled,
     Pytree,
+    Threads,
     devices,
     free_memory,
     free_on_host,
     in_double_precision,
     make_room,
+    on_accelerator,
     to_device,
     uncollected,
 )
@@ -99,11 +101,6 @@ def auto_layout(draws: int, size: int) -> Layout:
     if most < 2 * SUPERCHAINS:
         return Layout(FEW)
     return Layout(most - most % SUPERCHAINS, SUPERCHAINS)
-
-
-def on_accelerator() -> bool:
-    """Whether JAX computes on something other than a CPU."""
-    return jax.default_backend() != "cpu"
 
 
 Parallel = Literal["threads", "stacked"]
@@ -223,7 +220,7 @@ class Chains(ChainStates):
         self._group_keys: list[Array] = [self._of_group(self.keys, g) for g in groups]
         begin_with = self.keys if self.start_keys is None else self.start_keys
         self._group_starts = [self._of_group(words_at_start(begin_with), g) for g in groups]
-        self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
+        self._pool = Threads(min(len(self._parts), os.cpu_count() or 1))
         self._pages = PinnedPages()
         self._fetcher, held = None, self.rows
         if isinstance(held, Rows):
@@ -342,7 +339,7 @@ class Chains(ChainStates):
         if self._fetcher and next_count:
             self._fetcher.ask(first + count, next_count)
         span = (np.int64(first), np.int64(count))
-        run = in_double_precision(self._advance_group)
+        run = self._advance_group
         futures = [
             self._pool.submit(run, g, span, batches, state) for g, state in enumerate(self.state)
         ]
@@ -477,12 +474,12 @@ def _shapes(results: Pytree) -> Pytree:
 def default_parallel(chains: int = 1) -> Parallel:
     """Threads for a few chains on a CPU; stacked for many, and on an accelerator."""
     fits_threads = chains <= CHAINS_PER_CORE * (os.cpu_count() or 1)
-    return "threads" if fits_threads and jax.default_backend() == "cpu" else "stacked"
+    return "stacked" if on_accelerator() or not fits_threads else "threads"
 
 
 def _groups(chains: int) -> int:
     """Return how many equal groups to stack chains in: up to one per core or accelerator."""
-    most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else len(devices())
+    most = len(devices()) if on_accelerator() else os.cpu_count() or 1
     return max(g for g in range(1, min(most, chains) + 1) if chains % g == 0)
 
 

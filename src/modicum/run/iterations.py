@@ -22,7 +22,7 @@ gaps, of which each step takes its slice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -42,10 +42,10 @@ from modicum.runtime import (
     GPU_GRAPHS,
     Array,
     Pytree,
-    aligned,
+    Threads,
     free_memory,
-    in_double_precision,
     jit,
+    to_device,
 )
 
 MOST_PINNED = 2**32  # bytes of pinned memory that the draws of one run may use
@@ -433,21 +433,17 @@ class RowPlacement:
 
     def __init__(self, rows: Rows, limit: int | None = None) -> None:
         self._rows = rows
-        self._copy: Future[Batches] | None = None
+        self._copy: Future[dict[str, jax.Array]] | None = None
         if limit is None:
             limit = SMALL_STORE if rows.is_store else free_memory() // 2
         if rows.nbytes <= limit:
-            thread = ThreadPoolExecutor(1)
-            self._copy = thread.submit(lambda: aligned(dict(rows.slice(0, len(rows)))))
+            thread = Threads(1)
+            self._copy = thread.submit(lambda: to_device(dict(rows.slice(0, len(rows)))))
             thread.shutdown(wait=False)
 
     def result(self) -> dict[str, jax.Array] | Rows:
         """Wait for the copy and return the rows on the device, or the rows themselves."""
-        if self._copy is None:
-            return self._rows
-        # not in the thread, which does not have the caller's default device and precision
-        placed: dict[str, jax.Array] = jax.device_put(self._copy.result())
-        return placed
+        return self._rows if self._copy is None else self._copy.result()
 
 
 def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | Rows:
@@ -482,7 +478,7 @@ class Fetcher:
     _ahead: tuple[int, int, Future[Batches]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._reader = ThreadPoolExecutor(1)
+        self._reader = Threads(1)
 
     def at_start(self) -> Batches | None:
         """Read the rows for `init`, without an axis for iterations; None if it needs none."""
@@ -498,8 +494,7 @@ class Fetcher:
 
     def ask(self, first: int, count: int) -> None:
         """Start to prefetch the rows of these iterations."""
-        fetch = in_double_precision(self._fetch)
-        self._ahead = (first, count, self._reader.submit(fetch, first, count))
+        self._ahead = (first, count, self._reader.submit(self._fetch, first, count))
 
     def close(self) -> None:
         """Shut the thread down."""

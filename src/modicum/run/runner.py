@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import jax
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning
@@ -16,7 +15,7 @@ from modicum.run.chains import Chains, ChainTasks
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
 from modicum.run.iterations import LENGTH, Record, joined
-from modicum.runtime import Pytree
+from modicum.runtime import Pytree, on_accelerator
 
 WATCHED = 16  # coordinates whose ESS and R-hat are monitored
 EVERY = 1.5  # seconds between updates of ESS and R-hat
@@ -204,7 +203,7 @@ def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
     of two if memory allows, so that runs of similar length share compiled code; not on an
     accelerator, where the whole array is copied.
     """
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = not on_accelerator()
     room = (2**22 if stacked == 1 or on_cpu else 2**27) // stacked
     length = max(LENGTH, 2 ** max(0, total - 1).bit_length()) if on_cpu else total
     return int(max(1, min(length, 8192, room // max(1, numbers))))

@@ -59,7 +59,7 @@ from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups
 from modicum.run.iterations import RowPlacement
 from modicum.run.runner import History
-from modicum.runtime import Pytree, in_double_precision, to_device
+from modicum.runtime import Pytree, backend, in_double_precision, to_device
 
 LEAPFROG_LENGTH = 1.2  # length of a trajectory, as in the HMC-ECS paper (section 6.3)
 MOST_CERTAIN = 20_000  # most certainty rows; they are never more than a quarter of the table
@@ -259,7 +259,7 @@ class EnergyConserving(Method, Generic[C]):
     def studied(self) -> StudySettings:
         """The settings of the pilot study."""
         expert = self.expert
-        may_be_fused = expert.fused and jax.default_backend() == "gpu"
+        may_be_fused = expert.fused and backend() == "gpu"
         return StudySettings(
             order=self.order,
             precision=expert.precision,
@@ -367,7 +367,7 @@ class EnergyConserving(Method, Generic[C]):
         kernel, (context, rows) = self.kernel(study, choice), self.context(study, choice, placed)
         kernel, integrator = self.with_integrator(kernel, context)
         settled, path = fused_kernel(self.expert.fused, kernel, context)
-        if jax.default_backend() == "gpu":
+        if backend() == "gpu":
             fused = Chosen(value="plain" if settled is None else "fused", why=path)
             tuning = tuning | {"path": fused} | integrator
         return Plan(
@@ -538,7 +538,7 @@ def fused_kernel(
 def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingContext) -> str | None:
     """Say why iterations cannot be fused; None if they can."""
     proxy, form = context.proxy, kernel.control_variate
-    if jax.default_backend() != "gpu":
+    if backend() != "gpu":
         return "there is no GPU"
     if not isinstance(kernel.estimator, Perturbed):
         return "the estimator is not the perturbed estimator"
