@@ -134,6 +134,7 @@ def _settings(task: Task, n: int, run: Finished) -> dict[str, object]:
         "model": task.target.identity,
         "rows": n,
         **({} if collapsed is None else {"distinct_rows": collapsed[0]}),
+        **({} if run.plan.history is None else {"independent": True}),
         "tune": task.tune,
         "thin": run.thin,
         "warmup_rows": _rows_touched(run.history.warmup) // task.chains,  # per chain

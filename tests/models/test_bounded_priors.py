@@ -91,6 +91,24 @@ def test_sums_and_expansions_are_those_of_free_values(x64):
     assert sizes[2] > 1e-2  # so that the proxy alone would not do
 
 
+def test_an_intercept_is_as_far_from_its_prior_as_the_predictor_at_the_mean(x64):
+    """Distance and slopes are those of the coefficients, not of the logarithms that are sampled."""
+    model, rows = several()
+    target, centre = sums_of(model, rows)[0].target, np.mean(all_of(rows)["x"], axis=0, dtype=float)
+    t = 0.3 + np.arange(target.size) / 7
+    place = target.size - 1
+    free = {"a": t[0], "b": t[1], "c": t[2], "d": t[3]}
+    share = 1 / (1 + np.exp(-free["d"]))
+    beta = np.array([np.exp(free["a"]), np.exp(free["b"]), free["c"], -2 + 2.1 * share])
+    steps = np.array([beta[0], beta[1], 1.0, 2.1 * share * (1 - share)])
+    away, slope = target.prior_distances(t, np.array([place]))
+    np.testing.assert_allclose(away, (t[place] + centre @ beta) / 10, rtol=1e-6)
+    assert not np.allclose(away, (t[place] + centre @ t[:4]) / 10, rtol=1e-3)  # negative control
+    np.testing.assert_allclose(slope, [[0.1]], rtol=1e-6)
+    _, whole = target.prior_distances(t)
+    np.testing.assert_allclose(whole[place], [*(centre * steps / 10), 0.1], rtol=1e-5, atol=1e-9)
+
+
 @pytest.fixture(scope="module")
 def pressed():
     """A coefficient whose likelihood has its maximum two sds beyond the bound."""

@@ -1,6 +1,7 @@
 """Bayesian R-squared, against the definition by hand."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.special import expit
 
@@ -54,7 +55,7 @@ def test_chances_have_the_variance_of_a_coin():
     assert weighted == pytest.approx(explained(p, p * (1 - p)).mean())
 
 
-def test_a_sample_of_rows_adds_its_error():
+def test_a_sample_of_rows_adds_its_error(monkeypatch):
     rng = np.random.default_rng(9)
     x = rng.gamma(1.0, size=(4_000, 1))
     rows = mo.Rows(x=x, y=np.zeros(4_000), columns=["dose"])
@@ -64,6 +65,9 @@ def test_a_sample_of_rows_adds_its_error():
     assert truth["sd"].item() < 1e-9
     tables = [post.bayes_R2(subsample=800, random_seed=seed) for seed in range(20)]
     away = np.array([(t["mean"] - truth["mean"]).item() / t["sd"].item() for t in tables])
+    monkeypatch.setattr("modicum.posterior.outcomes.CHUNK_BYTES", 8 * 50 * 30)
+    in_blocks = post.bayes_R2(subsample=800, random_seed=0)  # of 30 rows
+    pd.testing.assert_frame_equal(in_blocks, tables[0], rtol=1e-9)
     assert 0.5 < np.sqrt(np.mean(away**2)) < 1.6  # 20 squares of normal numbers, at 4.5 sd
 
 

@@ -146,6 +146,32 @@ def test_the_order_of_levels_is_no_part_of_an_outcome_s_name():
         assert post.outcome_name() == name
 
 
+def test_draws_and_priors_are_called_what_they_are(tmp_path):
+    """Weighted draws are no chains, and cutpoints have names."""
+    n, rng = 400, np.random.default_rng(3)
+    table = pd.DataFrame({"dose": rng.normal(size=n)})
+    size = np.digitize(table["dose"] + rng.logistic(size=n), [-1, 0.5])
+    table["size"] = pd.Categorical.from_codes(size, ["low", "middle", "high"], ordered=True)
+    post = mo.fit("size ~ dose", table, "ordinal", draws=250, random_seed=1, progressbar=False)
+    for text in (repr(post), str(post), Page(post.report(tmp_path / "r.html").read_text()).words):
+        assert "1,000 independent draws, repeated by weight" in text
+        assert "chains of" not in text
+    again = mo.Posterior(post.draws, {}, post.ledger, weights=RNG.random((4, 250)), settings=post.settings)
+    assert "1,000 independent draws, with weights" in repr(again)
+    assert "1,000 independent draws, repeated by weight" in repr(again.resample())
+    assert post.tuning["priors"] == {
+        "beta": post.tuning["priors"]["beta"],
+        "-cutpoint[low|middle]": "normal(0, 10), of the predictor at the mean of the columns",
+        "log(cutpoint[middle|high] - cutpoint[low|middle])": "normal(0, 5)",
+    }
+    given = {"gap_0001": mo.priors.Exponential(1.0)}
+    priors = mo.priors.default("size ~ dose", table, "ordinal", priors=given)
+    assert priors["cutpoint[middle|high] - cutpoint[low|middle]"] == "exponential(1)"
+    chains = mo.fit("size ~ dose", table, "ordinal", method="nuts", draws=50, tune=50, chains=2,
+                    random_seed=1, progressbar=False)  # fmt: skip
+    assert "2 chains of 50 draws" in repr(chains)  # negative control
+
+
 def test_groups_are_sorted_by_what_is_expected_of_them(tmp_path):
     table = pd.DataFrame({"x": RNG.normal(size=90), "site": list("abc") * 30})
     rows = read_formula("y ~ x + (1 | site)", table.assign(y=table["x"]), progressbar=False)

@@ -90,8 +90,7 @@ def show(
     """Print the results of a fit, its cost and the files that were written."""
     s = post.settings
     warm_up = f" after {s['tune']:,} of warm-up" if s["tune"] else ""
-    drawn = f"{count(post.chains, 'chain')} of {count(post.num_draws, 'draw')}{warm_up}"
-    say.print(f"{s['method']}: {drawn}, seed {s['seed']}, in {s['seconds']:.1f} s.")
+    say.print(f"{s['method']}: {post.drawn}{warm_up}, seed {s['seed']}, in {s['seconds']:.1f} s.")
     say.print()
     say.print(summary_table(table))
     if len(table) > LINES:

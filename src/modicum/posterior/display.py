@@ -76,7 +76,7 @@ def lights(
     post: FittedDraws, summary: pd.DataFrame, check: PredictiveCheck | None = None
 ) -> Iterator[Light]:
     """Yield the diagnostics of a run, the most important first."""
-    yield from _summary_lights(summary, post.chains, post.num_draws)
+    yield from _summary_lights(post, summary)
     diverging = post.stats.get("diverging", np.empty(0))
     if diverging.size:
         yield Light(
@@ -114,14 +114,18 @@ def lights(
     )
 
 
-def _summary_lights(summary: pd.DataFrame, chains: int, draws: int) -> Iterator[Light]:
+def _summary_lights(post: FittedDraws, summary: pd.DataFrame) -> Iterator[Light]:
     """Judge R-hat and ESS of the worst scalar, by the limits of the warnings."""
+    chains, draws = post.chains, post.num_draws
     finite = summary[np.isfinite(summary["r_hat"])]
     if not len(finite):
-        unknown = "too few draws to tell whether the chains have converged"
+        unknown = "too few draws to tell whether they have converged"
         yield Light("R-hat", "unknown", "bad", unknown)
         return
-    agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
+    if post.settings.get("independent"):
+        agree = "whether parts of the draws agree"
+    else:
+        agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
     worst, limit = finite["r_hat"].idxmax(), largest_r_hat(chains, draws, len(finite))
     yield Light(
         "R-hat",

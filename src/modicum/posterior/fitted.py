@@ -216,6 +216,15 @@ class FittedDraws:
         return int(next(iter(self.draws.values())).shape[1])
 
     @property
+    def drawn(self) -> str:
+        """The draws in words: how many chains made how many, or how many there are without any."""
+        if not self.settings.get("independent"):
+            chains = f"{self.chains} chain" + "s" * (self.chains != 1)
+            return f"{chains} of {self.num_draws:,} draw" + "s" * (self.num_draws != 1)
+        by = "repeated by weight" if self.weights is None else "with weights"
+        return f"{self.chains * self.num_draws:,} independent draws, {by}"
+
+    @property
     def unequal_weights(self) -> np.ndarray | None:
         """The weights; None if there are none, or if they are equal, so that draws count alike."""
         return unequal(self.weights)

@@ -211,9 +211,8 @@ class Posterior(FittedDraws):
             )
 
     def __repr__(self) -> str:
-        chains = f"{self.chains} chain" + "s" * (self.chains != 1)
         names = ", ".join(f"{k} {v.shape[2:]}" if v.ndim > 2 else k for k, v in self.draws.items())
-        parts = [f"{chains} of {self.num_draws:,} draws", names]
+        parts = [self.drawn, names]
         weights = self.unequal_weights
         if weights is not None:
             parts.append(f"mean {weight_name(weights)} {weights.mean():.3g}")

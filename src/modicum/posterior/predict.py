@@ -44,6 +44,7 @@ Evaluation: TypeAlias = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
 """Maps a batch to expected outcomes (draws, rows, ...), for the mean and for the interval."""
 NewGroups: TypeAlias = Literal["one", "average"]
 PredictionKind: TypeAlias = Literal["mean", "survival"]
+TINY = np.finfo(float).tiny  # in place of a sum of weights that is 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -532,20 +533,35 @@ def bayes_R2(  # noqa: N802 - as brms and rstantools call it
     ids = np.sort(random_rows(len(rows), subsample, random_seed))
     sample = replace(rows, rows=rows.rows.subset(ids))
     drawn = OutcomeDraws.affordable(post, sample, draws, purpose="R-squared")
-    weights, means, noise, counts = drawn.weights, [], [], []
-    for batch, (mean, variance) in in_pieces(sample, weights.size, drawn.moments):
-        means.append(mean)
-        noise.append(variance)
-        counts.append(np.asarray(batch.get("weight", np.ones(mean.shape[1])), float))
-    share = np.concatenate(counts) / sum(part.sum() for part in counts)
-    mean, variance = np.concatenate(means, axis=1), np.concatenate(noise, axis=1)
-    # R-squared of each draw, and the influence of each row on it
-    between = (mean - (mean @ share)[:, None]) ** 2
-    explained, rest = between @ share, variance @ share
+    weights = drawn.weights
+    mass, mean, explained, rest = 0.0, *np.zeros((3, weights.size))
+    for counts, means, noise in _moments_by_row(drawn, sample):
+        total = counts.sum()
+        mass += total
+        share, within = total / max(mass, TINY), counts / max(total, TINY)
+        centre = means @ within
+        step = centre - mean
+        between = ((means - centre[:, None]) ** 2) @ within + (1 - share) * step**2
+        mean += share * step
+        explained += share * (between - explained)
+        rest += share * (noise @ within - rest)
     whole = explained + rest
-    # a row's (m - mean)^2 and v enter the two averages, and R2 is a function of these
-    influence = (rest / whole**2)[:, None] * (between - explained[:, None])
-    influence -= (explained / whole**2)[:, None] * (variance - rest[:, None])
-    found = Average(explained / whole, share * weighted_mean(influence[None], weights))
+    # A row's (m - mean)^2 and v enter the two averages, and R2 is a function of these: what each
+    # row adds to it is the error of a sample of rows.
+    by_row = [np.zeros(0)]
+    for counts, means, noise in _moments_by_row(drawn, sample) if len(sample) < len(rows) else ():
+        between = (means - mean[:, None]) ** 2
+        influence = (rest / whole**2)[:, None] * (between - explained[:, None])
+        influence -= (explained / whole**2)[:, None] * (noise - rest[:, None])
+        by_row.append(counts / mass * weighted_mean(influence[None], weights))
+    found = Average(explained / whole, np.concatenate(by_row))
     columns = found.interval(weights, len(sample) / len(rows), prob)
     return interval_table(columns, [("R2",)], [""], prob, draws=weights.size, rows=len(sample))
+
+
+def _moments_by_row(
+    drawn: OutcomeDraws, rows: AlignedRows
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield counts of rows, and means and variances of their outcomes (draws, rows), in pieces."""
+    for batch, (means, variance) in in_pieces(rows, drawn.weights.size, drawn.moments):
+        yield np.asarray(batch.get("weight", np.ones(means.shape[1])), float), means, variance

@@ -453,7 +453,7 @@ def _fitted(post: FittedDraws, model: BaseModel | None) -> Markup:
     if isinstance(classes, Mapping):
         pairs.append(("outcomes", ", ".join(f"{name} is {code}" for name, code in classes.items())))
     method = settings.get("method", "draws from another program")
-    pairs.append(("method", f"{method}: {post.chains} chains of {post.num_draws:,} draws"))
+    pairs.append(("method", f"{method}: {post.drawn}"))
     return _facts(pairs)
 
 

@@ -263,6 +263,21 @@ class _OrderedClasses(_Classes):
         rest = {name: value for name, value in named.items() if name != "cutpoint"}
         return super().restore(rest) | {"intercept": -cutpoint[0], **dict(names)}
 
+    def describe_priors(self, rows: Rows) -> dict[str, str]:
+        """Name the priors of cutpoints by what they are priors of."""
+        cuts = [f"cutpoint[{name}]" for name in self.labels(rows)["cutpoint"][0]]
+        named = {"intercept": f"-{cuts[0]}"}
+        for k, name in enumerate(self.extras, start=1):
+            between = f"{cuts[k]} - {cuts[self.measured_from(k)]}"
+            named |= {self.extra_key(name): between, name: between}
+            if self.extra_key(name) != name:
+                named[name] = f"log({between})"
+        return {named.get(name, name): text for name, text in super().describe_priors(rows).items()}
+
+    def measured_from(self, k: int) -> int:
+        """Return the cutpoint from which the k-th extra parameter measures cutpoint k."""
+        return 0
+
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes out of support, and fewer than three classes."""
         super().check_outcome(rows)
@@ -315,6 +330,10 @@ class Ordinal(_OrderedClasses):
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """The variance of the latent variable between whose cutpoints the outcome is."""
         return LINKS[self.link].noise
+
+    def measured_from(self, k: int) -> int:
+        """Gaps are those between one cutpoint and the next."""
+        return k - 1
 
     def cutpoints(self, extras: jax.Array) -> jax.Array:
         """Return the cutpoints minus the first, which is 0."""

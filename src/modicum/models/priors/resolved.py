@@ -527,8 +527,9 @@ class ModelPriors:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Distances of entries of t from the centres of their priors, in widths, and their slopes.
 
-        The distances, which are linear in t, and the slopes are those of the entries `places`; t is
-        laid out as `theta`. No effect is too far from 0, since its scale is sampled.
+        The distances, which are linear in t unless coefficients have constraints, and the slopes
+        are those of the entries `places`; t is laid out as `theta`. No effect is too far from 0,
+        since its scale is sampled.
         """
         typical = [(0.0, np.inf) if p is None else p.on_coordinate for p in self.by_entry(theta)]
         centre, width = np.array(typical).T
@@ -538,11 +539,20 @@ class ModelPriors:
         for name, _, at in self.alone:
             own = columns[..., : len(at)].reshape(where[name].size, -1)
             for row, beta in zip(where[name], own, strict=True):
+                values, steps = self._values(t[beta])
                 line = np.zeros(len(t))
-                line[beta], line[row] = at, 1.0
-                away[row] = (line @ t - centre[row]) / width[row]
+                line[beta], line[row] = at @ steps, 1.0
+                away[row] = (at @ values + t[row] - centre[row]) / width[row]
                 slope[places == row] = line[places] / width[row]
         return away[places], slope
+
+    def _values(self, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return coefficients with these free values, and their derivatives."""
+        if not (self.constrained and free.size):
+            return free, np.eye(free.size)
+        point = jnp.asarray(free)
+        slopes = jax.jacfwd(self.constrained.constrain)(point)
+        return np.asarray(self.constrained.constrain(point)), np.asarray(slopes)
 
     @property
     def has_flat(self) -> bool:
