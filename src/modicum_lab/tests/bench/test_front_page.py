@@ -43,6 +43,15 @@ def misquoted(page, run):
     return wrong
 
 
+def misquoted_by_landing_page(page, run):
+    """Return the figures of the site's first page that are not those of the run."""
+    (of, section), said = stored(run, "New York flights", "327,346"), " ".join(page.split())
+    times = f"**{of[OURS][COLUMNS[2][1]]} seconds against {of[THEIRS][COLUMNS[3][1]]}.**"
+    errors = f"off by {of[OURS]['mean off, sd']} posterior sd at most, and by"
+    wanted = (times, errors, f"by {of[THEIRS]['mean off, sd']}.", "as 151 columns")
+    return [words for words in wanted if words not in said] + ["d"] * ("d = 151;" not in section)
+
+
 @pytest.fixture(scope="module")
 def page():
     return (ROOT / "README.md").read_text()
@@ -77,3 +86,10 @@ def test_figures_are_those_of_the_stored_run(page, run):
 def test_another_figure_is_noticed(page, run, figure):
     assert page.count(figure) == 1
     assert misquoted(page.replace(figure, figure.replace("1", "2").replace("3", "4")), run)
+
+
+def test_figures_of_the_landing_page_are_those_of_the_stored_run(run):
+    page = (ROOT / "docs" / "index.md").read_text()
+    assert misquoted_by_landing_page(page, run) == []
+    for figure in ("10.9", "194", "0.0416", "0.418", "151"):
+        assert misquoted_by_landing_page(page.replace(figure, "7"), run)
