@@ -156,7 +156,8 @@ def test_draws_and_priors_are_called_what_they_are(tmp_path):
     for text in (repr(post), str(post), Page(post.report(tmp_path / "r.html").read_text()).words):
         assert "1,000 independent draws, repeated by weight" in text
         assert "chains of" not in text
-    again = mo.Posterior(post.draws, {}, post.ledger, weights=RNG.random((4, 250)), settings=post.settings)
+    weights = rng.random((4, 250))
+    again = mo.Posterior(post.draws, {}, post.ledger, weights=weights, settings=post.settings)
     assert "1,000 independent draws, with weights" in repr(again)
     assert "1,000 independent draws, repeated by weight" in repr(again.resample())
     assert post.tuning["priors"] == {
