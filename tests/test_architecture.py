@@ -76,7 +76,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "EnergyConservingKernel": 2,
     "GroupTaylor": 1,
     "HMCMove": 3,
-    "PathPoint": 3,
+    "Point": 3,
     "ScaleFamily": 3,
     "BaseModel": 2,
     "Effects": 2,

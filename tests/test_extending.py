@@ -36,7 +36,7 @@ from modicum.cli import app
 from modicum.kernels import likelihood_estimates
 from modicum.kernels.designs import DESIGNS, Design, Drawn
 from modicum.kernels.integrators import INTEGRATORS, Langevin
-from modicum.kernels.moves import MALAMove
+from modicum.kernels.moves import HMCMove
 from modicum.methods import METHODS, list_methods
 from modicum.methods.full_data import HMC
 from modicum.models import FAMILIES
@@ -244,7 +244,7 @@ class MALA(HMC):
     summary: ClassVar[str] = "the Metropolis-adjusted Langevin algorithm on all rows"
 
     def move(self):
-        return MALAMove()
+        return HMCMove(max_steps=1)
 
 
 def test_a_method(monkeypatch, truth):

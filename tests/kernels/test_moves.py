@@ -9,7 +9,6 @@ import pytest
 
 from modicum.kernels.moves import (
     HMCMove,
-    MALAMove,
     NUTSMove,
     RandomWalkMove,
     adapt,
@@ -26,7 +25,7 @@ MOVES = pytest.mark.parametrize(
     "move",
     [
         *(HMCMove(), HMCMove(jitter=0.5), HMCMove(1.5, split=True)),
-        *(NUTSMove(max_depth=5), MALAMove(), RandomWalkMove()),
+        *(NUTSMove(max_depth=5), HMCMove(max_steps=1), RandomWalkMove()),
     ],
     ids=["hmc", "hmc-jitter", "hmc-split", "nuts", "mala", "random-walk"],
 )

@@ -1,9 +1,10 @@
-"""Moves of the parameters, HMC, NUTS, MALA and a random walk, and how warm-up tunes them.
+"""Moves of the parameters, HMC, NUTS and a random walk, and how warm-up tunes them.
 
-Moves know only a log-density, so the same ones serve all rows and a subsample held fixed. NUTS,
-MALA and the random walk are BlackJAX's. HMC is implemented here, for densities that return
-by-products and starts whose density is not yet known. Its loop evaluates start, middle and end in
-one place, which compiles faster than BlackJAX's HMC and saves an evaluation or two of the rows.
+Moves know only a log-density, so the same ones serve all rows and a subsample held fixed. NUTS and
+the random walk are BlackJAX's. HMC is implemented here, for densities that return by-products and
+starts whose density is not yet known. Its loop evaluates start, middle and end in one place, which
+compiles faster than BlackJAX's HMC and saves an evaluation or two of the rows. HMC of one step is
+the Metropolis-adjusted Langevin algorithm.
 
 Warm-up tunes the step size by dual averaging, and BlackJAX's mass matrix. The schedule is passed as
 per-iteration flags, so that warm-up and sampling share one compiled step and a run can stop and
@@ -54,15 +55,6 @@ def at_point(position: jax.Array, logdensity: LogDensity) -> Point:
     return Point(position, *jax.value_and_grad(logdensity)(position))
 
 
-class PathPoint(NamedTuple):
-    """A point of a trajectory, and everything its density computed there."""
-
-    position: jax.Array
-    logdensity: jax.Array
-    gradient: jax.Array
-    by_product: Pytree
-
-
 def move_afresh(
     move: Move,
     chances: PathChances | jax.Array,
@@ -70,7 +62,7 @@ def move_afresh(
     density: Density,
     step_size: jax.Array,
     inverse_mass: jax.Array,
-) -> tuple[PathPoint, MoveInfo, jax.Array]:
+) -> tuple[Point, MoveInfo, jax.Array]:
     """Move from a position whose density is not yet known, keeping the density's by-products.
 
     `chances` is a key unless `is_plain_hmc`. `density(z)` returns the log-density and by-products.
@@ -87,8 +79,7 @@ def move_afresh(
 
     moved, info = move(chances, at_point(position, plain), plain, step_size, inverse_mass)
     value, by_product = density(moved.position)
-    point = PathPoint(moved.position, value, moved.logdensity_grad, by_product)
-    return point, info, info.n_steps + 2
+    return Point(moved.position, value, moved.logdensity_grad, by_product), info, info.n_steps + 2
 
 
 # Hamiltonian Monte Carlo ------------------------------------------------------------------
@@ -129,23 +120,21 @@ class HMCMove:
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Follow one trajectory and accept or reject its end."""
-        start = PathPoint(point.position, point.logdensity, point.logdensity_grad, None)
 
         def density(z: jax.Array) -> tuple[jax.Array, None]:
             return logdensity(z), None
 
         uniform = symmetric_uniforms(key, (path_size(point.position),), point.position.dtype)
-        end, info = self.travel(path_chances(uniform), start, density, step_size, inverse_mass)
-        return Point(end.position, end.logdensity, end.gradient), info
+        return self.travel(path_chances(uniform), point, density, step_size, inverse_mass)
 
     def travel(
         self,
         chances: PathChances,
-        start: jax.Array | PathPoint,
+        start: jax.Array | Point,
         density: Density,
         step_size: jax.Array,
         inverse_mass: jax.Array,
-    ) -> tuple[PathPoint, MoveInfo]:
+    ) -> tuple[Point, MoveInfo]:
         """Like `__call__`, with by-products, from a start that need not be evaluated yet."""
         steps, h = self.steps(chances, step_size)
         return follow(chances, start, density, h, inverse_mass, steps, self.split)
@@ -195,13 +184,13 @@ def path_chances(uniform: jax.Array) -> PathChances:
 
 def follow(
     chances: PathChances,
-    start: jax.Array | PathPoint,
+    start: jax.Array | Point,
     density: Density,
     step_size: jax.Array,
     inverse_mass: jax.Array,
     steps: jax.Array,
     split: bool = False,
-) -> tuple[PathPoint, MoveInfo]:
+) -> tuple[Point, MoveInfo]:
     """Follow one trajectory from `start`; return its end if accepted, and its start if rejected.
 
     `density(z)` returns the log-density and by-products. If `start` is a bare position, a leapfrog
@@ -209,26 +198,27 @@ def follow(
     """
 
     @jax.jit  # traced once
-    def at(z: jax.Array) -> PathPoint:
+    def at(z: jax.Array) -> Point:
         (value, by_product), gradient = jax.value_and_grad(density, has_aux=True)(z)
-        return PathPoint(z, value, gradient, by_product)
+        return Point(z, value, gradient, by_product)
 
-    if not isinstance(start, PathPoint) and on_accelerator():
+    if not isinstance(start, Point) and on_accelerator():
         start = at(start)  # on an accelerator, carrying more through the loop costs more
-    position = start.position if isinstance(start, PathPoint) else start
+    position = start.position if isinstance(start, Point) else start
     momentum = chances.momentum / jnp.sqrt(inverse_mass)
 
     # Leapfrog steps of eq. 3.6 (HMC-ECS paper, Algorithm 1).
-    def leap(state: PathPoint, p: jax.Array, h: jax.Array) -> tuple[PathPoint, jax.Array]:
-        p = p + h / 2 * state.gradient
+    def leap(state: Point, p: jax.Array, h: jax.Array) -> tuple[Point, jax.Array]:
+        p = p + h / 2 * state.logdensity_grad
         state = at(state.position + h * inverse_mass * p)
-        return state, p + h / 2 * state.gradient
+        return state, p + h / 2 * state.logdensity_grad
 
     # The standard normal part, of gradient -z, rotates (z, p) by h; the rest of the gradient kicks.
-    def turn(state: PathPoint, p: jax.Array, h: jax.Array) -> tuple[PathPoint, jax.Array]:
-        z, p = state.position, p + h / 2 * (state.gradient + state.position)
+    def turn(state: Point, p: jax.Array, h: jax.Array) -> tuple[Point, jax.Array]:
+        z, p = state.position, p + h / 2 * (state.logdensity_grad + state.position)
         state = at(jnp.cos(h) * z + jnp.sin(h) * p)
-        return state, jnp.cos(h) * p - jnp.sin(h) * z + h / 2 * (state.gradient + state.position)
+        kick = h / 2 * (state.logdensity_grad + state.position)
+        return state, jnp.cos(h) * p - jnp.sin(h) * z + kick
 
     step = turn if split else leap
 
@@ -237,7 +227,7 @@ def follow(
         state, p = step(state, p, jnp.where(i == 0, 0.0, step_size))
         return jax.tree.map(lambda new, old: jnp.where(i == 0, new, old), state, first), state, p
 
-    if isinstance(start, PathPoint):
+    if isinstance(start, Point):
         first = start
         last, end = jax.lax.fori_loop(
             0, steps, lambda _, carry: step(carry[0], carry[1], step_size), (start, momentum)
@@ -283,7 +273,7 @@ class NUTSMove:
     ) -> tuple[Point, MoveInfo]:
         """Build one trajectory and draw a point from it."""
         kernel = blackjax("mcmc.nuts").build_kernel()
-        moved, info = kernel(key, point, logdensity, step_size, inverse_mass, self.max_depth)
+        moved, info = kernel(key, point[:3], logdensity, step_size, inverse_mass, self.max_depth)
         full = (info.num_trajectory_expansions >= self.max_depth) & ~info.is_turning
         rate = info.acceptance_rate
         return Point(*moved), MoveInfo(
@@ -293,34 +283,6 @@ class NUTSMove:
             n_steps=info.num_integration_steps,
             reached_max_treedepth=full & ~info.is_divergent,
         )
-
-
-@dataclass(frozen=True)
-class MALAMove:
-    """One Metropolis-adjusted Langevin step; its optimal acceptance rate is 0.574."""
-
-    def __call__(
-        self,
-        key: jax.Array,
-        point: Point,
-        logdensity: LogDensity,
-        step_size: jax.Array,
-        inverse_mass: jax.Array,
-    ) -> tuple[Point, MoveInfo]:
-        """Propose along the gradient, with noise."""
-        scale = jnp.sqrt(inverse_mass)
-        state = blackjax("mcmc.mala").MALAState(
-            point.position / scale, point.logdensity, point.logdensity_grad * scale
-        )
-        # BlackJAX's step size is that of the diffusion: the noise has the variance 2 step sizes.
-        state, info = blackjax("mcmc.mala").build_kernel()(
-            key, state, lambda y: logdensity(y * scale), step_size**2 / 2
-        )
-        # Return a rejected point unchanged, without the rounding of scaling there and back.
-        moved = Point(state.position * scale, state.logdensity, state.logdensity_grad / scale)
-        point = jax.tree.map(lambda a, b: jnp.where(info.is_accepted, a, b), moved, point)
-        # an acceptance rate of zero results from NaN, infinity or a huge proposal
-        return point, _single_step(point, info.acceptance_rate, info.acceptance_rate == 0)
 
 
 @dataclass(frozen=True)
@@ -343,17 +305,13 @@ class RandomWalkMove:
         )
         # The gradient is not computed: zeros keep the point's structure.
         point = Point(state.position, state.logdensity, jnp.zeros_like(state.position))
-        return point, _single_step(point, info.acceptance_rate, jnp.asarray(False))
-
-
-def _single_step(point: Point, rate: jax.Array, diverging: jax.Array) -> MoveInfo:
-    return MoveInfo(
-        acceptance_rate=rate,
-        diverging=diverging,
-        energy=-point.logdensity,
-        n_steps=jnp.ones((), int),
-        reached_max_treedepth=jnp.asarray(False),
-    )
+        return point, MoveInfo(
+            acceptance_rate=info.acceptance_rate,
+            diverging=jnp.asarray(False),
+            energy=-point.logdensity,
+            n_steps=jnp.ones((), int),
+            reached_max_treedepth=jnp.asarray(False),
+        )
 
 
 BlackJAXState: TypeAlias = Any  # BlackJAX has no types

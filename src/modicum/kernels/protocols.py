@@ -168,6 +168,7 @@ class Point(NamedTuple):
     position: jax.Array
     logdensity: jax.Array
     logdensity_grad: jax.Array
+    by_product: Pytree = None  # what else its density computed there
 
 
 class MoveInfo(NamedTuple):

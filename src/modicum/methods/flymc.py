@@ -30,7 +30,6 @@ from modicum.kernels.bounds import (
 from modicum.kernels.firefly import Candidates, FlyContext, FlyKernel
 from modicum.kernels.moves import (
     HMCMove,
-    MALAMove,
     NUTSMove,
     RandomWalkMove,
     schedule,
@@ -158,7 +157,11 @@ def look_back(capacity: int, history: History) -> Iterator[ModicumWarning]:
             )
 
 
-MOVES: dict[str, Move] = {"nuts": NUTSMove(), "mala": MALAMove(), "random-walk": RandomWalkMove()}
+MOVES: dict[str, Move] = {
+    "nuts": NUTSMove(),
+    "mala": HMCMove(max_steps=1),
+    "random-walk": RandomWalkMove(),
+}
 ACCEPT = {"mala": 0.574, "random-walk": 0.234}  # rates other than 0.8
 
 
