@@ -8,8 +8,8 @@ so that a fit needs memory for rows times columns floats.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -51,37 +51,32 @@ if TYPE_CHECKING:
 __all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regressor"]
 
 Features: TypeAlias = Any  # arrays, sparse matrices, data frames
+E = TypeVar("E")
 NO_NOISE = 1e-6  # scale of outcomes without noise, in standard deviations of the outcome
 PATIENCE = 10.0  # seconds before a fit shows progress
 FIRST_ROWS = 10_000  # rows that this standard deviation is computed from
 
 
+def _names_checked(estimator: type[E]) -> type[E]:
+    """Make an estimator explain unknown settings; decorates its dataclass."""
+    estimator.__init__ = names_checked(estimator.__init__)  # type: ignore[method-assign]
+    return estimator
+
+
+@_names_checked
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Base of all estimators: settings, conversion of X and y to rows, and sampling."""
 
-    @names_checked
-    def __init__(
-        self,
-        *,
-        prior_scale: float | tuple[float, ...] | None = None,
-        fit_intercept: bool = True,
-        priors: Mapping[str, Prior] | None = None,
-        method: str | Method | None = "auto",
-        draws: int = 1000,
-        tune: int | None = None,
-        chains: ChainCount = 4,
-        random_state: int | np.random.RandomState | None = None,
-        progressbar: bool | None = None,
-    ) -> None:
-        self.prior_scale = prior_scale
-        self.fit_intercept = fit_intercept
-        self.priors = priors
-        self.method = method
-        self.draws = draws
-        self.tune = tune
-        self.chains = chains
-        self.random_state = random_state
-        self.progressbar = progressbar
+    prior_scale: float | tuple[float, ...] | None = None
+    fit_intercept: bool = True
+    priors: Mapping[str, Prior] | None = None
+    method: str | Method | None = "auto"
+    draws: int = 1000
+    tune: int | None = None
+    chains: ChainCount = 4
+    random_state: int | np.random.RandomState | None = None
+    progressbar: bool | None = None
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -276,6 +271,8 @@ class _Regression(RegressorMixin, _Estimator):  # type: ignore[misc]
         return np.sqrt(np.concatenate(variances))
 
 
+@_names_checked
+@dataclass(kw_only=True, eq=False, repr=False)
 class Regressor(_Regression):
     """Regression with any family whose outcome is a number.
 
@@ -317,33 +314,7 @@ class Regressor(_Regression):
     array([ 2., -1.])
     """
 
-    @names_checked
-    def __init__(
-        self,
-        family: str | LinearPredictorModel = "gaussian",
-        *,
-        prior_scale: float | tuple[float, ...] | None = None,
-        fit_intercept: bool = True,
-        priors: Mapping[str, Prior] | None = None,
-        method: str | Method | None = "auto",
-        draws: int = 1000,
-        tune: int | None = None,
-        chains: ChainCount = 4,
-        random_state: int | np.random.RandomState | None = None,
-        progressbar: bool | None = None,
-    ) -> None:
-        super().__init__(
-            prior_scale=prior_scale,
-            fit_intercept=fit_intercept,
-            priors=priors,
-            method=method,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            random_state=random_state,
-            progressbar=progressbar,
-        )
-        self.family = family
+    family: str | LinearPredictorModel = field(default="gaussian", kw_only=False)
 
     def _family(self) -> LinearPredictorModel:
         family = as_family(self.family)
