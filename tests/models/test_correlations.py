@@ -53,15 +53,15 @@ def test_what_a_partial_correlation_leaves_over_is_exact_to_its_last_digits(x64)
 
 def test_both_models_of_group_effects_use_it(x64):
     """At x = 19 and 40, rounding r would put the log-density off, or at minus infinity."""
-    term = Effects((0, 1), 2, (2, 3), (4,), (HalfNormal, HalfNormal))
     numbers = (np.asarray(1.0), np.asarray(1.0), np.asarray(1.7))
+    term = Effects((0, 1), 2, (2, 3), (4,), (HalfNormal, HalfNormal), numbers)
 
     @jax.jit
     def densities(t):
         theta = {"group_log_sd": t[2:4], "group_partial": t[4:]}
         effects = term.log_effects(t)
         integrated = log_hyper_density(term.kinds, Covariance(2).hyper(theta), numbers)
-        return integrated, term.log_density(t, numbers) - effects, effects
+        return integrated, term.log_density(t) - effects, effects
 
     gaps = []
     for x in (0.0, 19.0, 40.0):

@@ -1,5 +1,7 @@
 """Group terms: their meaning, the prior of their effects, and what is refused."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -86,8 +88,8 @@ def test_correlated_effects_have_an_lkj_prior(count, x64):
     where = tuple(range(count * levels))
     sds = tuple(range(len(where), len(where) + count))
     partials = tuple(range(sds[-1] + 1, sds[-1] + 1 + pairs))
-    term = Effects(where, count, sds, partials, (HalfNormal,) * count)
     numbers = (*(np.asarray(1.0),) * count, np.asarray(eta))
+    term = Effects(where, count, sds, partials, (HalfNormal,) * count, numbers)
 
     @jax.jit
     def transformed(own):
@@ -106,22 +108,23 @@ def test_correlated_effects_have_an_lkj_prior(count, x64):
         volume = np.linalg.slogdet(jacobian)[1]
         return log + (eta - 1) * np.linalg.slogdet(r)[1] + volume
 
-    ours = jax.jit(term.log_density)
+    ours = jax.jit(lambda term, t: term.log_density(t))
     points = 0.5 * rng.normal(size=(3, partials[-1] + 1))
-    gaps = [float(ours(t, numbers)) - without_constant(t) for t in points]
+    gaps = [float(ours(term, t)) - without_constant(t) for t in points]
     assert np.ptp(gaps) < 1e-8
-    wrong = (*numbers[:-1], np.asarray(eta + 0.3))
-    assert np.ptp([float(ours(t, wrong)) - without_constant(t) for t in points]) > 1e-3
+    wrong = replace(term, numbers=(*numbers[:-1], np.asarray(eta + 0.3)))
+    assert np.ptp([float(ours(wrong, t)) - without_constant(t) for t in points]) > 1e-3
     own = points[0][list(partials)]
     np.testing.assert_allclose(transformed(own)[2], own, atol=1e-10)
 
 
 def test_the_scale_settles_at_its_closed_form(x64):
     """tau^4 / s^2 + (L - 1) tau^2 - S = 0 for HalfNormal(s), in the sampled log tau."""
-    term = Effects(tuple(range(20)), 1, (20,), (), (HalfNormal,))
+    numbers = (np.asarray(0.8), np.asarray(2.0))
+    term = Effects(tuple(range(20)), 1, (20,), (), (HalfNormal,), numbers)
     t = np.append(np.random.default_rng(1).normal(size=20), 0.0)
     covariance = ArrowMatrix.of(0.1 * np.eye(21))
-    settled = term.settle(t, covariance, (np.asarray(0.8), np.asarray(2.0)))[20]
+    settled = term.settle(t, covariance)[20]
     S = np.sum(t[:20] ** 2 + 0.1)
     assert np.exp(2 * settled) == pytest.approx(0.8**2 * (-19 + np.sqrt(19**2 + 4 * S / 0.64)) / 2)
 

@@ -60,7 +60,6 @@ from modicum.linalg.arrow import ArrowMatrix, Symmetric
 from modicum.linalg.columns import ModelMatrix
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import Batch
-from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior
 from modicum.passes.hessians import weighted_derivatives
@@ -192,8 +191,7 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         gradient = L.T @ gradient
         is_plain = np.abs(curved + np.eye(len(L))).max() <= ROUNDING
         hessian = None if is_plain else (curved + curved.T) / 2
-    prior = None if target.exact_prior is None else target.exact_prior[1]
-    made = Proxy(where, *to_device((gradient, hessian, prior)))
+    made = Proxy(where, *to_device((gradient, hessian, target.exact_prior)))
     if target.model.constrained and order == 2 and where.arrow is None:
         return made._replace(bend=bend(target, anchor, [], np.zeros(0)))
     return made
@@ -207,11 +205,10 @@ def control_variate(
         # float64: residuals are differences of log-likelihoods of groups
         anywhere = replace(target.integrated, nodes_at=None)
         return GroupTaylor(replace(target, model=anywhere), order)
-    prior = None if target.exact_prior is None else target.exact_prior[0]
     target = target.likelihood  # the normal priors of families are part of the proxy
     if target.in_one_predictor:
-        return LinearTaylor(target, order, precision, prior)
-    return AutodiffTaylor(target, order, prior)
+        return LinearTaylor(target, order, precision)
+    return AutodiffTaylor(target, order)
 
 
 @jit(static=0, options=FASTEST_COMPILE)
@@ -243,13 +240,11 @@ def _arrow_slope(
     return s @ (a + 0.5 * curved), (a + curved) @ tangents[0]
 
 
-def _with_exact(
-    total: jax.Array, prior: ExactPrior | None, z: jax.Array, proxy: Proxy
-) -> jax.Array:
+def _with_exact(total: jax.Array, z: jax.Array, proxy: Proxy) -> jax.Array:
     """Add the log-density of priors that are not part of the quadratic."""
-    if prior is None:
+    if proxy.prior is None:
         return total
-    return total + prior.log_density(proxy.where.unwhiten(z), proxy.prior)
+    return total + proxy.prior.log_density(proxy.where.unwhiten(z))
 
 
 # A linear predictor -----------------------------------------------------------------------
@@ -283,14 +278,11 @@ class LinearTaylor:
         0, 1 or 2 (HMC-ECS paper, eq. 4.4; the lower orders in section 6.8).
     precision
         Precision of the cached rows and residuals, "float64" or "float32". Sums are float64.
-    prior
-        Priors whose log-density is not quadratic; None if there are none.
     """
 
     target: Target
     order: int = 2
     precision: str = "float64"
-    prior: ExactPrior | None = None
 
     @property
     def model(self) -> LinearPredictorModel:
@@ -408,7 +400,7 @@ class LinearTaylor:
         total = _quadratic(z, proxy)
         if proxy.levels is not None:
             total = total + curve_sum(z, proxy.levels)
-        return _with_exact(total, self.prior, z, proxy)
+        return _with_exact(total, z, proxy)
 
 
 # Any other model --------------------------------------------------------------------------
@@ -433,13 +425,10 @@ class AutodiffTaylor:
         The model and its layout.
     order
         0, 1 or 2.
-    prior
-        Priors of a linear-predictor model that are not quadratic; None if there are none.
     """
 
     target: Target
     order: int = 2
-    prior: ExactPrior | None = None
 
     @property
     def on_numpy(self) -> bool:
@@ -479,7 +468,7 @@ class AutodiffTaylor:
         if proxy.bend is not None:
             total = total + bent_sum(self.target, z, proxy)
         if self.target.model.has_predictors:
-            return _with_exact(total, self.prior, z, proxy)
+            return _with_exact(total, z, proxy)
         return total + self.target.log_prior(proxy.where.unwhiten(z))
 
 

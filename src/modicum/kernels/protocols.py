@@ -17,6 +17,7 @@ from modicum.kernels.whitening import Whitening
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.models import Target
 from modicum.models.model import Batch
+from modicum.models.priors.exact import ExactPrior
 from modicum.runtime import Pytree
 
 Draw: TypeAlias = dict[str, jax.Array]  # "position", and one number per statistic
@@ -245,7 +246,7 @@ class Proxy(NamedTuple):
     where: Whitening  # t* and L; with an arrow, the sum is in s = t - t*, not in z
     a: jax.Array
     B: jax.Array | ArrowMatrix | None  # None: -I, the result of whitening with the prior
-    prior: Pytree = None  # hyperparameters of the priors that are not part of the quadratic
+    prior: ExactPrior | None = None  # what is not part of the quadratic
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
     unit: jax.Array | None = None  # unit of groups' variances (`expansion`)
     row_factor: RowFactor | None = None  # L in blocks; None: L itself

@@ -96,7 +96,7 @@ def warp_of(anchor: Anchor, target: Target) -> Warp | None:
     if target.exact_prior is None or anchor.factor.ndim < 2:
         return None
     information = np.maximum(-diagonal(anchor.B), 0.0)
-    parts = target.exact_prior[0].non_centred(anchor.point, information)
+    parts = target.exact_prior.non_centred(anchor.point, information)
     if parts is None:
         return None
     scales, term = np.unique(parts.scale, return_inverse=True)

@@ -46,7 +46,7 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.linalg.arrow import ArrowCholesky, ArrowLayout, ArrowMatrix, Symmetric
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
-from modicum.models.priors.exact import Effects, Numbers
+from modicum.models.priors.exact import Effects
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior
 from modicum.runtime import in_threads
@@ -135,7 +135,7 @@ class Pooled:
     origin
         c0, which is zero where effects are.
     terms
-        The pooled terms, with their constants.
+        The pooled terms.
     start, spread
         Where to search for the mode of the scales h, and about how far from it they may be.
     noise
@@ -150,7 +150,7 @@ class Pooled:
     common: np.ndarray
     common_pull: np.ndarray
     origin: np.ndarray
-    terms: tuple[tuple[Effects, Numbers], ...]
+    terms: tuple[Effects, ...]
     start: np.ndarray
     spread: np.ndarray
     noise: Noise | None = None
@@ -164,14 +164,11 @@ class Pooled:
         _, slope, curved = folded_prior(target, anchor.point, smooth=True)
         gradient = anchor.A + slope
         hessian = in_layout(anchor.dense_hessian + np.asarray(curved), target.arrow_of_effects)
-        explicit = {term for term, _ in pooled}
         variance = hessian.diagonal_like(anchor.sd**2)
-        exact, numbers = target.exact_prior
-        for term, of_term in zip(exact.terms, numbers, strict=True):
-            if term.smooth or term in explicit:
+        for term in target.exact_prior.terms:
+            if term.smooth or term.pooled:
                 continue
-            about = (anchor.point, variance, of_term, False)
-            for where, mean, weight in term.normal_approximations(*about):
+            for where, mean, weight in term.normal_approximations(anchor.point, variance, False):
                 gradient[where] -= weight * (anchor.point[where] - mean)
                 hessian.add_normal(where, -weight)
         information = _concave((-hessian).leading(size))
@@ -237,7 +234,7 @@ class Pooled:
         blocks = share[:, None, None, None] * matrix.blocks
         corner = share[:, None, None] * np.asarray(matrix.corner)
         corner += self.common
-        for (term, _), inverse in zip(self.terms, priors, strict=True):
+        for term, inverse in zip(self.terms, priors, strict=True):
             lines = self._lines(term)
             slots = matrix.slots(lines)
             if slots is not None:
@@ -272,10 +269,10 @@ class Pooled:
         """log|Q| / 2 + log p(h), and the precision of the effects of any level, term by term."""
         noise, first = self.noise, len(self.pull)
         logs, priors = np.zeros(len(h)) if noise is None else noise.log_densities(h[:, 0]), []
-        for term, numbers in self.terms:
+        for term in self.terms:
             of_term = h[:, term.hyperparameters - first]
             inverse, half_log_det = term.precision_given(of_term)
-            logs = logs + term.levels * half_log_det + term.log_hyper(of_term, numbers)
+            logs = logs + term.levels * half_log_det + term.log_hyper(of_term)
             priors.append(inverse)
         return logs, priors
 
@@ -296,7 +293,7 @@ class Pooled:
     def _largest(self) -> int:
         """The term whose effects are in blocks, one per level."""
         first = np.asarray(self.information.big)[0, 0]
-        return next(k for k, (term, _) in enumerate(self.terms) if term.where[0] == first)
+        return next(k for k, term in enumerate(self.terms) if term.where[0] == first)
 
     @cached_property
     def _elimination(self) -> Elimination | None:
@@ -326,7 +323,7 @@ class Pooled:
         """Return log p~ as if coefficients had nothing to do with each other: a rough guide."""
         (logs, priors), share = self._prior(h), self._share(h)[:, None]
         information = self.information.diagonal()
-        for (term, _), inverse in zip(self.terms, priors, strict=True):
+        for term, inverse in zip(self.terms, priors, strict=True):
             for effect, line in enumerate(self._lines(term)):
                 precision = share * information[line] + inverse[:, effect, effect, None]
                 pulled = (share * self.pull[line]) ** 2 / precision
@@ -416,7 +413,7 @@ LogDensities: TypeAlias = Callable[[np.ndarray], np.ndarray]  # of points (n, sc
 
 def pools_all_scales(target: Target) -> bool:
     """Whether there are scales, all of which are those of pooled effects."""
-    scales = sum(len(term.hyperparameters) for term, _ in target.pooled_terms)
+    scales = sum(len(term.hyperparameters) for term in target.pooled_terms)
     return 0 < scales == target.size - target.likelihood.size
 
 
@@ -519,7 +516,7 @@ class ScaleKernels(NamedTuple):
     ) -> ScaleKernels:
         """Place kernels at points h, (number, scales), that represent p~ with these weights."""
         is_sd, (_, count) = np.zeros(h.shape[1], bool), h.shape
-        for term, _ in pooled.terms:
+        for term in pooled.terms:
             is_sd[np.array(term.sds) - len(pooled.pull)] = True
         flat = cls(is_sd, np.median(h, axis=0), h, np.ones(count))
         places = flat.coordinates(h)

@@ -60,7 +60,7 @@ def normal_given_scales(task: Task) -> Pooled | None:
 def _not_pooled(target: Target, first: int) -> np.ndarray:
     """Positions of the coefficients that are not pooled."""
     inside = np.zeros(first, bool)
-    for term, _ in target.pooled_terms:
+    for term in target.pooled_terms:
         inside[np.array(term.where)] = True
     return np.flatnonzero(~inside)
 
@@ -68,8 +68,7 @@ def _not_pooled(target: Target, first: int) -> np.ndarray:
 def _others(target: Target) -> bool:
     """Whether coefficients that are not pooled have priors that are not normal."""
     assert target.exact_prior is not None
-    pooled = {term for term, _ in target.pooled_terms}
-    return any(term not in pooled and not term.smooth for term in target.exact_prior[0].terms)
+    return any(not (term.pooled or term.smooth) for term in target.exact_prior.terms)
 
 
 def _summed(task: Task, known: Target, point: np.ndarray, apart: np.ndarray) -> Pooled:
@@ -137,16 +136,15 @@ def _prior(target: Target, point: np.ndarray, places: np.ndarray) -> tuple[np.nd
 def _scale_prior(target: Target, place: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return the log-prior of the logarithm of the scale, which is normal or has a smooth term."""
     assert target.exact_prior is not None
-    pairs = zip(target.exact_prior[0].terms, target.exact_prior[1], strict=True)
-    smooth = [(term, numbers) for term, numbers in pairs if term.smooth]
+    smooth = [term for term in target.exact_prior.terms if term.smooth]
     away, slope = _prior(target, np.zeros(target.size), np.array([place]))
 
     def log_prior(log_scale: np.ndarray) -> np.ndarray:
         t = np.zeros((len(log_scale), target.size))
         t[:, place] = log_scale
         logs = NormalPrior(away, slope).values(log_scale[:, None])
-        for term, numbers in smooth:
-            logs += np.asarray(term.log_density(as_either(t), numbers))
+        for term in smooth:
+            logs += np.asarray(term.log_density(as_either(t)))
         return logs
 
     return log_prior

@@ -21,7 +21,7 @@ from modicum.models.constraints import named_leaves
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, unflattened
-from modicum.models.priors.exact import Effects, ExactPrior, Numbers
+from modicum.models.priors.exact import Effects, ExactPrior
 from modicum.models.priors.resolved import OWN, ModelPriors
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
@@ -203,8 +203,8 @@ class Target:
         return self.priors if self.model.integrated_group is None else None
 
     @cached_property
-    def exact_prior(self) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """The part of the prior that every step evaluates, and its constants; None if empty."""
+    def exact_prior(self) -> ExactPrior | None:
+        """The part of the prior that every step evaluates; None if empty."""
         if self.priors is None or not self.model.splits_prior:
             return None
         return self.priors.exact(self._shaped)
@@ -220,8 +220,7 @@ class Target:
         folded = self.priors.log_folded(theta) + self.model.log_own_prior(theta)
         if not smooth or self.exact_prior is None:
             return folded
-        exact, numbers = self.exact_prior
-        return folded + exact.log_density(jnp.asarray(t), numbers, smooth_only=True)
+        return folded + self.exact_prior.log_density(jnp.asarray(t), smooth_only=True)
 
     @property
     def linear(self) -> LinearPredictorModel:
@@ -277,8 +276,8 @@ class Target:
         return arrow_layout(self.coding, len(self.all_priors.coefficients), self.size)
 
     @property
-    def pooled_terms(self) -> tuple[tuple[Effects, Numbers], ...]:
-        """The priors of explicit effects, with their constants."""
+    def pooled_terms(self) -> tuple[Effects, ...]:
+        """The priors of explicit effects."""
         return () if self.priors is None else tuple(self.priors.effects(self._shaped))
 
     @property

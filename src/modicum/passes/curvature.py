@@ -20,7 +20,7 @@ from modicum.linalg.arrow import (
     plus,
 )
 from modicum.models import Target
-from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.models.priors.exact import ExactPrior
 from modicum.passes.sums import Sums
 from modicum.runtime import Array, for_numpy, jit
 
@@ -65,7 +65,7 @@ def folded_prior(
 
     With `smooth`, all parts that the search for the mode does not replace by normals.
     """
-    smooth = smooth and target.exact_prior is not None and any(target.exact_prior[0].smooth)
+    smooth = smooth and target.exact_prior is not None and any(target.exact_prior.smooth)
     layout, plain = target.arrow, target.model.has_predictors
     if layout is None and target.exact_prior is None and plain:
         return expanded_prior(target, t)  # the whole prior, already compiled
@@ -90,12 +90,10 @@ def _folded_prior(
 
 
 @for_numpy
-@jit(static=0)
-def exact_log_priors(
-    exact: ExactPrior, points: Array, numbers: tuple[Numbers, ...]
-) -> tuple[jax.Array]:
+@jit()
+def exact_log_priors(exact: ExactPrior, points: Array) -> tuple[jax.Array]:
     """Return the non-quadratic part of the log-prior at each of `points`."""
-    return (jax.vmap(lambda t: exact.log_density(t, numbers))(points),)
+    return (jax.vmap(exact.log_density)(jnp.asarray(points)),)
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class StandInPrior:
 
 def flat_prior(target: Target) -> StandInPrior | None:
     """Return a flat stand-in prior to start with; None if the prior needs no stand-in."""
-    if target.exact_prior is None or all(target.exact_prior[0].smooth):
+    if target.exact_prior is None or all(target.exact_prior.smooth):
         return None
     mean, layout = np.zeros(target.size), target.arrow
     if layout is None:

@@ -76,8 +76,8 @@ def settle(
     moves further than `longest`.
     """
     with one_blas_thread.for_small(len(at.point)):
-        assert target.exact_prior is not None
-        exact, numbers = target.exact_prior
+        exact = target.exact_prior
+        assert exact is not None
         _, slope, bent = folded_prior(target, at.point, smooth=True)
         size = target.likelihood.size  # hyperparameters come after
         t, information = at.point.copy(), -plus(at.B, bent)
@@ -85,7 +85,7 @@ def settle(
         if V is None:
             like = ArrowMatrix.of(information)
             V = like.diagonal_like(1 / np.maximum(like.diagonal(), LEAST_INFORMATION))
-        mean, precision = exact.normal_approximation(t, V, numbers)
+        mean, precision = exact.normal_approximation(t, V)
         for _ in range(MAX_SETTLING):
             pull = (at.A + slope - precision @ (at.point - mean))[:size]
             factored = ArrowCholesky.mending(
@@ -95,13 +95,13 @@ def settle(
             towards = factored.solve(pull, np.asarray(V.leading(size).corner))
             last = t
             t = np.concatenate([at.point[:size] + towards, t[size:]])
-            t = exact.settle(t, V, numbers)
-            mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
+            t = exact.settle(t, V)
+            mean, precision = exact.normal_approximation(t, V, hyperparameters=False)
             if np.all(np.abs(t - last) < SETTLED * np.sqrt(V.diagonal())):
                 break
         if longest is not None:
             t[size:] = at.point[size:] + np.clip(t[size:] - at.point[size:], -longest, longest)
-        mean, precision = exact.normal_approximation(t, V, numbers)
+        mean, precision = exact.normal_approximation(t, V)
         V = V.leading(size).extended(V.border, 1 / diagonal(precision)[size:])
         # The pass was made at `at.point`: only the hyperparameters move.
         moved = np.concatenate([at.point[:size], t[size:]])
@@ -126,7 +126,7 @@ def with_scale_widths(at: Curvature, target: Target) -> Curvature:
     """Set the curvature in scales and correlations of groups from their marginal posteriors."""
     if target.exact_prior is None:
         return at
-    terms = [term for term in target.exact_prior[0].terms if isinstance(term, Effects)]
+    terms = [term for term in target.exact_prior.terms if isinstance(term, Effects)]
     places = [int(place) for term in terms for place in term.hyperparameters]
     if not places:
         return at
@@ -162,16 +162,16 @@ def _mean_square(at: Curvature, target: Target, place: int, grid: np.ndarray) ->
 
 def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     """Return the log-posterior of the hyperparameters in `points`, all others integrated out."""
-    assert target.exact_prior is not None
-    exact, numbers = target.exact_prior
+    exact = target.exact_prior
+    assert exact is not None
     likelihood_size = target.likelihood.size
     _, slope, bent = folded_prior(target, at.point, smooth=True)
     information = -plus(at.B, bent)
     none = ArrowMatrix.of(at.B).diagonal_like(np.zeros(len(at.point)))
-    (logs,) = exact_log_priors(exact, points, numbers)
+    (logs,) = exact_log_priors(exact, points)
     logs = logs.copy()
     for k, t in enumerate(points):
-        mean, precision = exact.normal_approximation(t, none, numbers, hyperparameters=False)
+        mean, precision = exact.normal_approximation(t, none, hyperparameters=False)
         pull = (at.A + slope - precision @ (t - mean))[:likelihood_size]
         try:
             # the integral of exp(pull'x - x'Px / 2), with P of the likelihood's parameters
@@ -191,7 +191,7 @@ def group_notes(
     """Warn about standard deviations of groups that the data hardly inform."""
     assert target.exact_prior is not None
     notes = []
-    for term in target.exact_prior[0].terms:
+    for term in target.exact_prior.terms:
         if not isinstance(term, Effects):
             continue
         informed = term.informed(point, covariance).sum(axis=1)

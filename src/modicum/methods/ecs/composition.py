@@ -546,7 +546,7 @@ def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingCon
         return "parameters are not moved by HMC"
     if not isinstance(form, LinearTaylor):
         return "rows do not enter through a single linear predictor"
-    if form.prior is not None or proxy.where.warp is not None or proxy.bend is not None:
+    if proxy.prior is not None or proxy.where.warp is not None or proxy.bend is not None:
         return "a prior is not normal"
     if proxy.levels is not None:
         return "rare levels have control variates of their own"

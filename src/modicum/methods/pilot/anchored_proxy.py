@@ -374,8 +374,8 @@ class AnchoredProxy:
             return 0.0
         if target.exact_prior is None or self.arrow:
             return None
-        exact, numbers = target.exact_prior
-        return exact.log_densities(self.anchor.point + z @ self.anchor.dense_factor.T, numbers)
+        points = self.anchor.point + z @ self.anchor.dense_factor.T
+        return target.exact_prior.log_densities(points)
 
     @property
     def fresh(self) -> float:
@@ -433,8 +433,7 @@ def _prior_slope(target: Target, anchor: Anchor) -> np.ndarray:
     if target.exact_prior is None:
         return prior_slope(target, point)[1]
     V = ArrowFactor.of(L).covariance
-    exact, numbers = target.exact_prior
-    mean, precision = exact.normal_approximation(point, V, numbers)
+    mean, precision = target.exact_prior.normal_approximation(point, V)
     return np.asarray(folded_prior(target, point, smooth=True)[1] - precision @ (point - mean))
 
 

@@ -1,7 +1,7 @@
 """Priors that are not quadratic, which every step evaluates exactly: coefficients, group effects.
 
 A term is the prior of some entries of the flat vector t, and of its hyperparameters where it has
-them (the horseshoe's global scale). The term is static; its constants are passed as arrays.
+them (the horseshoe's global scale). It is a pytree: its numbers are leaves, and all else is static.
 
 The anchor is the mode of the posterior with each term replaced by a normal of precision w(r), where
 r^2 is the posterior second moment of the entry (see `distributions`). Hyperparameters are set to
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import lgamma
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from modicum.models.priors.distributions import Normal, Prior, ShrunkPrior
 from modicum.runtime import Array, jit
 
 Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
+T = TypeVar("T")
 
 
 class NormalApproximation(NamedTuple):
@@ -49,24 +50,26 @@ class NonCentred(NamedTuple):
 
 
 class ExactTerm(ABC):
-    """The prior of some entries of t. Hashable."""
+    """The prior of some entries of t."""
 
+    numbers: Numbers
     smooth: bool = False  # whether Newton's method climbs the log-density itself, not a normal
+    pooled: ClassVar[bool] = False  # whether the entries are effects of a pooled term
     on_numpy: ClassVar[bool] = True  # whether `log_density` also takes NumPy's arrays (..., d)
 
     @abstractmethod
-    def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
+    def log_density(self, t: jax.Array) -> jax.Array:
         """Log-density at t, including that of the hyperparameters."""
 
-    def settle(self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         """Return t with the hyperparameters, if there are any, near their marginal mode."""
         return t
 
-    @abstractmethod
     def normal_approximations(
-        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: ArrowMatrix, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Return normals that approximate the term about t, with or without hyperparameters."""
+        return []
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
         """Return the entries that are sampled relative to a scale, or None.
@@ -76,39 +79,39 @@ class ExactTerm(ABC):
         return None
 
 
-@dataclass(frozen=True)
+def _as_tree(kind: type[T]) -> type[T]:
+    """Register a kind of term as a pytree: its numbers are data, and all else is static."""
+    static = [f.name for f in fields(kind) if f.name != "numbers"]  # type: ignore[arg-type]
+    return jax.tree_util.register_dataclass(kind, ["numbers"], static)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
 class ExactPrior:
     """All terms of a model's prior that are not quadratic."""
 
     terms: tuple[ExactTerm, ...]
 
-    def log_density(
-        self, t: jax.Array, numbers: tuple[Numbers, ...], smooth_only: bool = False
-    ) -> jax.Array:
+    def log_density(self, t: jax.Array, smooth_only: bool = False) -> jax.Array:
         """Log-density at t of all terms, or of the smooth ones."""
-        pairs = zip(self.terms, numbers, strict=True)
-        return sum(
-            (term.log_density(t, own) for term, own in pairs if term.smooth or not smooth_only),
-            namespace(t).zeros(()),
-        )
+        terms = (term for term in self.terms if term.smooth or not smooth_only)
+        return sum((term.log_density(t) for term in terms), namespace(t).zeros(()))
 
-    def log_densities(self, t: np.ndarray, numbers: tuple[Numbers, ...]) -> np.ndarray | None:
+    def log_densities(self, t: np.ndarray) -> np.ndarray | None:
         """Log-densities at points (S, d) by NumPy; None if only compiled code has them."""
         if not all(term.on_numpy for term in self.terms):
             return None
-        return np.asarray(self.log_density(as_either(t), numbers))
+        return np.asarray(self.log_density(as_either(t)))
 
     @property
     def smooth(self) -> tuple[bool, ...]:
         """Which terms are smooth."""
         return tuple(term.smooth for term in self.terms)
 
-    def settle(
-        self, t: np.ndarray, covariance: ArrowMatrix, numbers: tuple[Numbers, ...]
-    ) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         """Return t with all hyperparameters near their marginal mode."""
-        for term, of_term in zip(self.terms, numbers, strict=True):
-            t = term.settle(t, covariance, of_term)
+        for term in self.terms:
+            t = term.settle(t, covariance)
         return t
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
@@ -120,11 +123,7 @@ class ExactPrior:
         return NonCentred(*(np.concatenate(pieces) for pieces in zip(*relative, strict=True)))
 
     def normal_approximation(
-        self,
-        t: np.ndarray,
-        covariance: ArrowMatrix,
-        numbers: tuple[Numbers, ...],
-        hyperparameters: bool = True,
+        self, t: np.ndarray, covariance: ArrowMatrix, hyperparameters: bool = True
     ) -> tuple[np.ndarray, Symmetric]:
         """Mean and precision (d, d) of the normal that approximates all but smooth terms about t.
 
@@ -134,9 +133,9 @@ class ExactPrior:
         mean = t.copy()
         parts = [
             part
-            for term, own in zip(self.terms, numbers, strict=True)
+            for term in self.terms
             if not term.smooth
-            for part in term.normal_approximations(t, covariance, own, hyperparameters)
+            for part in term.normal_approximations(t, covariance, hyperparameters)
         ]
         precision = covariance.diagonal_like(np.zeros(len(t)))
         for where, centre, inverse in parts:
@@ -145,7 +144,8 @@ class ExactPrior:
         return mean, precision.plain
 
 
-@dataclass(frozen=True)
+@_as_tree
+@dataclass(frozen=True, eq=False)
 class Independent(ExactTerm):
     """Independent entries with distributions of one kind.
 
@@ -156,6 +156,7 @@ class Independent(ExactTerm):
 
     kind: type[Prior]
     where: tuple[int, ...]
+    numbers: Numbers
     within: Interval | None = None
 
     @property
@@ -163,10 +164,10 @@ class Independent(ExactTerm):
         """Whether t has free values."""
         return self.within is not None
 
-    def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
+    def log_density(self, t: jax.Array) -> jax.Array:
         """Sum over entries of the log-density in t."""
         xp = namespace(t)
-        value, arguments = t[..., np.array(self.where)], [xp.asarray(x) for x in numbers]
+        value, arguments = t[..., np.array(self.where)], [xp.asarray(x) for x in self.numbers]
         if self.within is None:
             return xp.sum(self.kind.density(value, *arguments), axis=-1)
         inside, slopes = self.within.constrain(value), self.within.log_slopes(value)
@@ -174,17 +175,18 @@ class Independent(ExactTerm):
         return xp.sum(self.kind.density(inside, *arguments) - log_mass + slopes, axis=-1)
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: ArrowMatrix, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """EM's normal."""
         where = np.array(self.where)
-        arrays = [np.asarray(number) for number in numbers]
+        arrays = [np.asarray(number) for number in self.numbers]
         mean = arrays[self.kind.number_names().index("mean")]
         square = (t[where] - mean) ** 2 + covariance.diagonal()[where]
         return [NormalApproximation(where, mean, self.kind.precision(square, *arrays))]
 
 
-@dataclass(frozen=True)
+@_as_tree
+@dataclass(frozen=True, eq=False)
 class CentredIntercept(ExactTerm):
     """A normal intercept at some point in x, where coefficients there have constraints.
 
@@ -194,44 +196,36 @@ class CentredIntercept(ExactTerm):
     where: tuple[int, ...]
     columns: tuple[tuple[int, ...], ...]  # of the common coefficients beside each intercept
     constrained: Entries
+    numbers: Numbers
     smooth = True
     on_numpy: ClassVar[bool] = False
 
-    def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
+    def log_density(self, t: jax.Array) -> jax.Array:
         """Log-density of the predictor at the point."""
-        mean, sd, centre = map(jnp.asarray, numbers)
+        mean, sd, centre = map(jnp.asarray, self.numbers)
         shift = self.constrained.constrain(t[np.array(self.columns)]) @ centre
         return jnp.sum(Normal.density(t[np.array(self.where)] + shift, mean, sd))
 
-    def normal_approximations(
-        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
-    ) -> Sequence[NormalApproximation]:
-        """None: the density is smooth."""
-        return []
 
-
-@dataclass(frozen=True)
+@_as_tree
+@dataclass(frozen=True, eq=False)
 class StepShares(ExactTerm):
     """Shares of the steps of monotonic effects, uniform on simplexes, by their free values."""
 
     where: tuple[tuple[int, ...], ...]
+    numbers: Numbers = ()
     smooth = True
     on_numpy: ClassVar[bool] = False
 
-    def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
+    def log_density(self, t: jax.Array) -> jax.Array:
         """log (K - 1)! of each simplex of K shares, in its free values."""
         constants = sum(lgamma(len(own) + 1) for own in self.where)
         slopes = [simplex.log_jacobian(t[np.array(own)]) for own in self.where]
         return jnp.sum(jnp.stack(slopes)) + constants
 
-    def normal_approximations(
-        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
-    ) -> Sequence[NormalApproximation]:
-        """None: the density is smooth."""
-        return []
 
-
-@dataclass(frozen=True)
+@_as_tree
+@dataclass(frozen=True, eq=False)
 class SharedScale(ExactTerm):
     """ShrunkPrior priors of entries that share a global scale tau, whose logarithm is sampled.
 
@@ -243,31 +237,32 @@ class SharedScale(ExactTerm):
     kind: type[ShrunkPrior]
     where: tuple[int, ...]
     tau: int
+    numbers: Numbers
     noise: int | None = None
     on_numpy: ClassVar[bool] = False  # the quadrature of many points would fill the memory
 
-    def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
+    def log_density(self, t: jax.Array) -> jax.Array:
         """Log-density of the coefficients given tau, plus that of log tau."""
-        arguments, tau = self._arguments(jnp, t, numbers), jnp.exp(t[self.tau])
+        arguments, tau = self._arguments(jnp, t), jnp.exp(t[self.tau])
         shared = arguments[: len(self.kind.shared)]
         of_tau = self.kind.log_scale(tau, len(self.where), *shared) + t[self.tau]
         return of_tau + jnp.sum(self.kind.density(t[np.array(self.where)], *arguments, tau))
 
     # Any: arrays of NumPy or JAX, like t
-    def _arguments(self, xp: ModuleType, t: Array, numbers: Numbers) -> list[Any]:
+    def _arguments(self, xp: ModuleType, t: Array) -> list[Any]:
         """Return the numbers, with units multiplied by the scale of the noise."""
         if self.noise is None:
-            return [xp.asarray(number) for number in numbers]
-        *shared, unit, resolution = map(xp.asarray, numbers)
+            return [xp.asarray(number) for number in self.numbers]
+        *shared, unit, resolution = map(xp.asarray, self.numbers)
         return [*shared, unit * xp.exp(t[self.noise]), resolution]
 
     def _squares(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         where = np.array(self.where)
         return np.asarray(t[where] ** 2 + covariance.diagonal()[where])
 
-    def settle(self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         """Set tau to its most probable value, with squared coefficients at their second moments."""
-        arguments = self._arguments(np, t, numbers)
+        arguments = self._arguments(np, t)
         grid = self.kind.log_typical(*map(float, arguments[: len(self.kind.shared)])) + GRID
         squares = self._squares(t, covariance)
         logs = np.asarray(_log_density_of_tau(self.kind, grid, squares, *arguments))
@@ -276,10 +271,10 @@ class SharedScale(ExactTerm):
         return settled
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: ArrowMatrix, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Normal coefficients given tau; for log tau, a normal with the curvature there."""
-        arguments = self._arguments(np, t, numbers)
+        arguments = self._arguments(np, t)
         square, where = self._squares(t, covariance), np.array(self.where)
         precision = self.kind.precision(square, *arguments, np.exp(t[self.tau]))
         coefficients = NormalApproximation(where, np.zeros(len(where)), precision)
@@ -316,7 +311,8 @@ LEAST_PRECISION = 1.0  # least precision assumed for the posterior of a sampled 
 LEAST_SHARE = 0.05  # least share of the information that observed effects would give
 
 
-@dataclass(frozen=True)
+@_as_tree
+@dataclass(frozen=True, eq=False)
 class Effects(ExactTerm):
     """Effects of the levels of one factor, and the parameters of their distribution.
 
@@ -340,6 +336,8 @@ class Effects(ExactTerm):
     sds: tuple[int, ...]
     partials: tuple[int, ...]
     kinds: tuple[type[Prior], ...]
+    numbers: Numbers
+    pooled: ClassVar[bool] = True
 
     @property
     def levels(self) -> int:
@@ -351,10 +349,10 @@ class Effects(ExactTerm):
         """Positions of the hyperparameters."""
         return np.array([*self.sds, *self.partials])
 
-    def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
+    def log_density(self, t: jax.Array) -> jax.Array:
         """log p(u | Sigma) + log p(Sigma), in the sampled coordinates."""
         hyper = t[..., self.hyperparameters]
-        return self.log_effects(t) + log_hyper_density(self.kinds, hyper, numbers)
+        return self.log_effects(t) + log_hyper_density(self.kinds, hyper, self.numbers)
 
     def log_effects(self, t: jax.Array) -> jax.Array:
         """log p(u | Sigma)."""
@@ -373,9 +371,9 @@ class Effects(ExactTerm):
         log_diagonal = np.log(np.diagonal(inverse, axis1=-2, axis2=-1))
         return inverse.swapaxes(-1, -2) @ inverse, log_diagonal.sum(axis=-1)
 
-    def log_hyper(self, hyper: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def log_hyper(self, hyper: np.ndarray) -> np.ndarray:
         """Log-densities of hyperparameters (..., number), in the sampled coordinates."""
-        return np.asarray(log_hyper_density(self.kinds, as_either(hyper), numbers))
+        return np.asarray(log_hyper_density(self.kinds, as_either(hyper), self.numbers))
 
     # The anchor -------------------------------------------------------------------------------
 
@@ -385,18 +383,18 @@ class Effects(ExactTerm):
         u = t[where]
         return u @ u.T, covariance.sum_over_levels(where)
 
-    def settle(self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         """Set Sigma to the mode of E log p(u, Sigma); tau^2 = S / (L - 1) with a flat prior."""
         uu, V = self._second_moments(t, covariance)
         settled = t.copy()
         where = self.hyperparameters
-        about = (self.kinds, self.count, self.levels, t[where], uu + V, numbers)
+        about = (self.kinds, self.count, self.levels, t[where], uu + V, self.numbers)
         mode, _ = _hyper_mode(*about, NEWTON_STEPS)
         settled[where] = np.asarray(mode)
         return settled
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: ArrowMatrix, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: ArrowMatrix, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Normal effects given Sigma; for Sigma, the information with u integrated out."""
         places, where = self.hyperparameters, np.array(self.where)
@@ -409,7 +407,7 @@ class Effects(ExactTerm):
         if not hyperparameters:
             return [effects]
         uu, V = self._second_moments(t, covariance)
-        arguments = (self.kinds, self.count, self.levels, t[places], uu + V, numbers)
+        arguments = (self.kinds, self.count, self.levels, t[places], uu + V, self.numbers)
         curvature = np.asarray(_hyper_mode(*arguments, 0)[1])
         share = 1 - np.sum(inverse * V) / (self.levels * self.count)
         precisions = np.maximum(np.diag(curvature) * max(share, LEAST_SHARE), LEAST_PRECISION)

@@ -260,12 +260,12 @@ class ModelPriors:
         total, exact = self.log_folded(theta), self.exact(theta)
         if exact is None:
             return total
-        return total + exact[0].log_density(ravel_pytree(dict(theta))[0], exact[1])
+        return total + exact.log_density(ravel_pytree(dict(theta))[0])
 
     def log_effects(self, theta: Theta) -> jax.Array:
         """Log-density of effects given their covariance: part of the model rather than a prior."""
         t = ravel_pytree(dict(theta))[0]
-        return sum((term.log_effects(t) for term, _ in self.effects(theta)), jnp.zeros(()))
+        return sum((term.log_effects(t) for term in self.effects(theta)), jnp.zeros(()))
 
     def log_folded(self, theta: Theta) -> jax.Array:
         """Return the part that is quadratic in the parameters."""
@@ -285,10 +285,10 @@ class ModelPriors:
                 total += normal_prior.log_density(jnp.asarray(theta[name]) + shift)
         return total
 
-    def exact(self, theta: Theta) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+    def exact(self, theta: Theta) -> ExactPrior | None:
         """Return the part that is not quadratic, for parameters laid out as `theta`."""
         entries = self.by_entry(theta)
-        terms: list[tuple[ExactTerm, Numbers]] = []
+        terms: list[ExactTerm] = []
         masses = [0.0 if prior is None else prior.log_mass for prior in entries]
         alike: dict[tuple[type[Prior], Interval | None], list[int]] = {}
         for at, prior in enumerate(entries):
@@ -299,23 +299,22 @@ class ModelPriors:
             numbers = _numbers_at(places, entries)
             if within is not None:
                 numbers += (np.array([masses[at] for at in places]),)
-            terms.append((Independent(kind, tuple(places), within), numbers))
+            terms.append(Independent(kind, tuple(places), numbers, within))
         terms += self._centred(theta)
         joint = [(at, prior.joint) for at, prior in enumerate(entries) if prior and prior.joint]
         if joint:
             shares = tuple(tuple(range(at + 1, at + number)) for at, number in joint)
-            terms.append((StepShares(shares), ()))
+            terms.append(StepShares(shares))
         of_leaf = _places(theta)
         for k, like in enumerate(self.shrunk):
             where = tuple(j for j, prior in enumerate(entries) if _alike(prior, like))
             by_column = _numbers_at(where, entries)[len(like.shared) :]
             noise = int(of_leaf[NOISE][0]) if like.of_noise and NOISE in of_leaf else None
-            shared = SharedScale(type(like), where, int(of_leaf[f"{OWN}.{HORSESHOE}"][k]), noise)
-            terms.append((shared, (*map(np.asarray, like.hyperparameters), *by_column)))
+            tau = int(of_leaf[f"{OWN}.{HORSESHOE}"][k])
+            numbers = (*map(np.asarray, like.hyperparameters), *by_column)
+            terms.append(SharedScale(type(like), where, tau, numbers, noise))
         terms += self.effects(theta)
-        if not terms:
-            return None
-        return ExactPrior(tuple(term for term, _ in terms)), tuple(numbers for _, numbers in terms)
+        return ExactPrior(tuple(terms)) if terms else None
 
     @cached_property
     def constrained(self) -> Entries:
@@ -345,28 +344,27 @@ class ModelPriors:
             ),
         }
 
-    def _centred(self, theta: Theta) -> Iterator[tuple[ExactTerm, Numbers]]:
+    def _centred(self, theta: Theta) -> Iterator[CentredIntercept]:
         """Yield the priors of intercepts at a point where coefficients have constraints."""
         places = _places(theta)
         for name, prior, centre in self.alone:
             if not (self.constrained and centre):
                 continue
             beta = places["beta"].reshape(places[name].size, -1)[:, : len(centre)]
-            term = CentredIntercept(
-                _indices(places[name]), tuple(map(_indices, beta)), self.constrained
-            )
-            yield term, (*map(np.asarray, prior.numbers), np.array(centre))
+            where = _indices(places[name]), tuple(map(_indices, beta))
+            numbers = (*map(np.asarray, prior.numbers), np.array(centre))
+            yield CentredIntercept(*where, self.constrained, numbers)
 
-    def effects(self, theta: Theta) -> list[tuple[Effects, Numbers]]:
+    def effects(self, theta: Theta) -> list[Effects]:
         """Return the terms of groups, in the order of their effects and hyperparameters."""
         places = _places(theta)
-        terms: list[tuple[Effects, Numbers]] = []
+        terms: list[Effects] = []
         first, none = len(self.coefficients), np.arange(0)
         own = (places.get(f"{OWN}.{name}", none) for name in (LOG_SD, PARTIAL))
         for group, sds, partials in self._by_group(*own):
             where = _indices(places["beta"][first : first + group.size])
-            term = Effects(where, len(group.sds), _indices(sds), _indices(partials), group.kinds)
-            terms.append((term, group.numbers))
+            of_scales = len(group.sds), _indices(sds), _indices(partials)
+            terms.append(Effects(where, *of_scales, group.kinds, group.numbers))
             first += group.size
         return terms
 
