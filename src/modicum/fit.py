@@ -17,10 +17,11 @@ from modicum.libraries import pyarrow as pa
 from modicum.methods import Method
 from modicum.methods.method import Tuning
 from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
-from modicum.models.families import as_family, has_classes
+from modicum.models.families import as_family, terms_by_class
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
 from modicum.models.priors.distributions import Monotonic, Prior
+from modicum.models.priors.resolved import columns_of
 from modicum.models.terms import INTERCEPT, SmoothTerm
 from modicum.passes import EngineChoice
 from modicum.posterior import Posterior
@@ -30,7 +31,7 @@ from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
-from modicum.rows.formula.parsing import COUNT
+from modicum.rows.formula.parsing import COUNT, OF_CLASSES
 from modicum.rows.reading import Missing, TableFiles, read_formula
 from modicum.run.chains import ChainCount, Parallel
 from modicum.sample import RunSettings, draw, repeatable
@@ -97,8 +98,9 @@ def fit(
         ``s(hour, by=origin)`` one for each level, ``s(hour, bs="cc")`` a cycle, and
         ``te(hour, dist)`` a surface. ``rw(week)`` is a random walk over ordered levels, and
         ``car(region, W)`` has regions resemble their neighbours; ``mo(size)`` is a monotonic
-        effect. ``(1 | ward)``, ``(1 + dose | ward)``, ``(dose || ward)`` and ``(1 | school/class)``
-        are effects that vary between groups, each with its own standard deviation; before the bar
+        effect, and ``cs(dose)`` one that differs between ordered classes.
+        ``(1 | ward)``, ``(1 + dose | ward)``, ``(dose || ward)`` and ``(1 | school/class)`` are
+        effects that vary between groups, each with its own standard deviation; before the bar
         stand terms like any other, also factors and interactions.
         Further fields of the outcome follow it after a bar: ``"wins | trials(games) ~ team"``
         fills the field `trials`, and ``"days | event(died) ~ dose"``, ``cens(c, y2)``,
@@ -167,7 +169,7 @@ def fit(
     """
     asked = dict(locals())
     settings = RunSettings.of(asked)
-    by_class, formula = has_classes(family), one_text(formula)
+    by_class, formula = terms_by_class(family), one_text(formula)
     if isinstance(data, Digest):
         defaults = signature(fit).parameters
         no_effect = [name for name in OF_TABLES if asked[name] != defaults[name].default]
@@ -259,6 +261,13 @@ def model_for(
             "is nothing to fit: add a term, or leave '0 +' out."
         )
     model = _model(family, encoding)
+    if OF_CLASSES in dict(encoding.others):
+        raise SettingError(
+            f"{OF_CLASSES}(...) has an effect for each of several ordered classes, and "
+            f"{type(model).__name__} has none such (those of a cumulative model could cross, and "
+            "softmax has them anyway): use family='stopping-ratio' or 'adjacent-category', or "
+            f"leave {OF_CLASSES} out and keep what is inside its brackets."
+        )
     # parameters with formulas of their own; ``scale ~ 1`` is what they have anyway
     explained = {name for name, *_ in encoding.layout.coding.predictors}
     explained |= {group.parameter for group in encoding.groups}
@@ -269,6 +278,7 @@ def model_for(
                 "is nothing to fit: add a term, or leave '0 +' out."
             )
     changes: dict[str, Any] = {  # to fields of the family
+        "intercept": encoding.intercept,
         "modelled": tuple(name for name, _ in encoding.others if name in explained),
         "without_intercept": tuple(name for name, intercept in encoding.others if not intercept),
         "observed": model.partial_among(encoding.fields),
@@ -277,9 +287,9 @@ def model_for(
         changes["priors"] = priors
     if encoding.outcome.counted and "counts" in {f.name for f in fields(model)}:
         changes["counts"] = tuple(name for name in encoding.fields if name.startswith(COUNT))
-    if has_classes(model) and changes["modelled"]:
+    if model.terms_by_class is not None and changes["modelled"]:
         changes["classes"] = len(encoding.outcome.levels)
-        changes["priors"] = _of_each_class(priors or {}, changes["modelled"])
+        changes["priors"] = _of_each_class(priors or {}, model, changes["modelled"], rows)
     if encoding.steps:
         changes["priors"] = _of_steps(
             dict(changes.get("priors", model.prior_table)), encoding.steps
@@ -311,26 +321,32 @@ def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
             f"the family has intercept=False and the formula {encoding.formula!r} has an "
             "intercept: write '0 +' in the formula, and leave intercept out."
         )
-    return replace(chosen, intercept=encoding.intercept)
+    return chosen
 
 
-def _of_each_class(priors: Mapping[str, Prior], names: Sequence[str]) -> dict[str, Prior]:
+def _of_each_class(
+    priors: Mapping[str, Prior], model: LinearPredictorModel, names: Sequence[str], rows: Rows
+) -> dict[str, Prior]:
     """Return priors by keys of all classes, each of which replaces that of a key without a class.
 
-    >>> list(_of_each_class({"common": 1, "a.age": 2, "group_sd[ward]": 3}, ["a", "b"]))
-    ['a.common', 'b.common', 'group_sd[a.ward]', 'group_sd[b.ward]', 'a.age']
+    Where only the terms in ``cs(...)`` are those of classes, the keys of other terms stay.
     """
     shared: dict[str, Prior] = {}
     own: dict[str, Prior] = {}
+    all_terms = not model.terms_by_class
     for key, prior in priors.items():
         kind, bracket, rest = key.partition("[")
         inside = kind in ("group_sd", "smooth_sd", "group_cor")  # names are in the brackets
         named = (rest if inside else key).startswith(tuple(f"{name}." for name in names))
-        if named or (inside and not bracket):
+        before = kind + bracket if inside else ""
+        copies = [f"{name}.{key.removeprefix(before)}" for name in names]
+        of_classes = all_terms or key in ("intercept", "common") or columns_of(copies[0], rows)
+        if named or (inside and not bracket) or not of_classes:
             own[key] = prior
-        else:
-            before = kind + bracket if inside else ""
-            shared |= {f"{before}{name}.{key.removeprefix(before)}": prior for name in names}
+            continue
+        shared |= {f"{before}{copy}": prior for copy in copies}
+        if key == "common" and not all_terms:
+            own[key] = prior
     return shared | own
 
 

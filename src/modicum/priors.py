@@ -20,7 +20,7 @@ from modicum.errors import SettingError
 from modicum.fit import Table, model_for, one_text
 from modicum.models import LinearPredictorModel, Target
 from modicum.models import priors as distributions
-from modicum.models.families import as_family, has_classes
+from modicum.models.families import as_family, terms_by_class
 from modicum.models.multilevel import HoldEffects
 from modicum.models.priors import *  # noqa: F403 - the names in its `__all__`
 from modicum.models.priors import Prior
@@ -75,7 +75,7 @@ def default(
             raise SettingError("a formula needs a table: priors.default(formula, table, family).")
         text = one_text(formula)
         how: dict[str, Any] = {"offset": offset, "weights": weights, "missing": missing}
-        how |= {"progressbar": False, "matrices": matrices, "by_class": has_classes(family)}
+        how |= {"progressbar": False, "matrices": matrices, "by_class": terms_by_class(family)}
         rows = read_formula(text, data, **how)
         model = model_for(rows, family, priors, groups).model
     else:

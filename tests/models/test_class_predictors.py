@@ -1,4 +1,4 @@
-"""Pooled terms of classes: each class but the reference has a predictor with all terms."""
+"""Classes with predictors of their own: of all terms, or of those in cs(...)."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,8 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
-from scipy.special import log_softmax, softmax
-from scipy.stats import multinomial
+from scipy.special import log_expit, log_softmax, softmax
+from scipy.stats import multinomial, norm
 
 import modicum as mo
 from modicum.errors import ModicumError, SettingError
@@ -37,7 +37,8 @@ def table():
 
 
 def target_of(formula, table, family, priors=None):
-    rows = read_formula(formula, table, progressbar=False, by_class=family == "softmax")
+    by_class = "" if family == "softmax" else None
+    rows = read_formula(formula, table, progressbar=False, by_class=by_class)
     return Target.of(model_for(rows, family, priors).model, rows)[0], rows
 
 
@@ -185,7 +186,7 @@ def test_counts_are_rows_of_one_outcome_each(counted, right):
     t = np.random.default_rng(7).normal(size=(2, 20))
 
     def rise(formula, table, family):
-        rows = read_formula(formula, table, progressbar=False, by_class=True)
+        rows = read_formula(formula, table, progressbar=False, by_class="")
         target = Target.of(model_for(rows, family).model, rows)[0]
         batch = rows.slice(0, len(rows))
         log = jax.jit(lambda at: target.log_likelihood(at, batch).sum())
@@ -229,3 +230,134 @@ def test_two_counts_are_successes_and_failures(counted):
 def test_what_are_no_counts_of_classes_is_refused(counted, formula, family, words):
     with pytest.raises(ModicumError, match=words):
         mo.fit(formula, counted, family, **RUN)
+
+
+STAGES = ["none", "some", "much", "all"]  # not in the order of the alphabet, nor are the cutpoints
+BETWEEN = ["none|some", "some|much", "much|all"]
+SLOPES, CUTS = np.array([0.9, -0.5, 0.2]), np.array([-0.5, 0.3, 1.0])
+
+
+def stages(n, wards=8):
+    """Return stages of which each is left with a chance that depends on z in its own way."""
+    rng = np.random.default_rng(9)
+    d = pd.DataFrame({"x": rng.normal(size=n), "z": rng.normal(1, 1, n)})
+    d["f"], ward = rng.choice(["u", "v"], n), rng.integers(0, wards, n)
+    level = 0.6 * d["x"] + rng.normal(0, 0.7, wards)[ward]
+    eta = level.to_numpy()[:, None] + d[["z"]].to_numpy() * SLOPES - CUTS
+    on = np.cumprod(rng.logistic(size=eta.shape) < eta, axis=1)
+    stage = pd.Categorical.from_codes(on.sum(axis=1), STAGES, ordered=True)
+    return d.assign(ward=[f"w{k}" for k in ward], stage=stage)
+
+
+def log_chance(family, eta, y):
+    """Log-probabilities of classes, by definition: eta_k is the predictor minus cutpoint k."""
+    if family == "acat":
+        return log_softmax(np.cumsum(np.c_[0 * y, eta], axis=1), axis=1)[range(len(y)), y]
+    stopped = [log_expit(-eta[i, k]) if k < 3 else 0.0 for i, k in enumerate(y)]
+    went_on = [log_expit(eta[i, :k]).sum() for i, k in enumerate(y)]
+    return np.add(stopped, went_on)
+
+
+@pytest.mark.parametrize("family", ["sratio", "acat"])
+@in_double_precision
+def test_effects_that_differ_between_classes_have_the_posterior_by_definition(family):
+    table = stages(100)
+    held = np.column_stack([table["z"], table["f"] == "v"])
+    priors = {"common": mo.priors.Normal(0, 1), "z": mo.priors.Normal(0, 2)}
+    rows = read_formula("stage ~ x + cs(z + f)", table, progressbar=False, by_class="cs")
+    target = Target.of(model_for(rows, family, priors).model, rows)[0]
+    x, y = table["x"].to_numpy(), table["stage"].cat.codes.to_numpy().astype(int)
+
+    def by_definition(t, between):
+        named = {k: np.asarray(v) for k, v in target.model.report(target.unravel(t)).items()}
+        slopes = np.array([named[f"{name}.beta"] for name in between])
+        eta = named["beta"] * x[:, None] + held @ slopes.T - named["cutpoint"]
+        prior = norm(0, 10).logpdf(eta.mean(axis=0)).sum() + norm(0, 1).logpdf(named["beta"]).sum()
+        prior += norm(0, [2, 1]).logpdf(slopes).sum()
+        return log_chance(family, eta, y).sum() + prior
+
+    a, b = np.random.default_rng(10).normal(size=(2, target.size))
+    batch = rows.slice(0, 100)
+    log = jax.jit(lambda t: target.log_prior(t) + target.log_likelihood(t, batch).sum())
+    found = float(log(b) - log(a))
+    assert found == pytest.approx(by_definition(b, BETWEEN) - by_definition(a, BETWEEN), rel=1e-6)
+    wrong = sorted(BETWEEN)
+    assert abs(found - (by_definition(b, wrong) - by_definition(a, wrong))) > 0.1
+    named = target.model.report(target.unravel(a))
+    back = target.model.restore({k: np.asarray(v) for k, v in named.items()})
+    np.testing.assert_allclose(target.model.report(back)["cutpoint"], named["cutpoint"])
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "words"),
+    [
+        ("stage ~ cs(z)", "cumulative", "could cross.*use family='stopping-ratio'"),
+        ("stage ~ cs(z) + (1 | ward)", "softmax", "Softmax has none such"),
+        ("number ~ cs(z)", "acat", r"write C\(number\) ~ \.\.\., which makes them classes"),
+        ("stage ~ z + cs(z)", "sratio", "z stands both in"),
+        ("stage ~ x:cs(z)", "sratio", r"as in cs\(x \* f\), and no groups"),
+        ("stage ~ x + (cs(z) | ward)", "sratio", "a term of its own.* and no groups"),
+        ("stage ~ cs(1 | ward)", "sratio", "a term of its own.* and no groups"),
+        ("stage ~ cs(1)", "sratio", "holds no column"),
+        ("stage ~ cs(z, df=4)", "sratio", "a natural spline is cr"),
+        ("stage ~ x - cs(z)", "sratio", "can only be added"),
+        ("stage ~ 0 + cs(z)", "sratio", "cutpoints in place of an intercept"),
+        ("stage ~ x; disc ~ cs(z)", "sratio", "formula of 'disc' has cs"),
+        ("stage ~ cs(z); disc ~ x", "sratio", "leave out the formula of 'disc'"),
+    ],
+)
+def test_effects_that_cannot_differ_between_classes_are_refused(formula, family, words):
+    table = stages(50)
+    table["number"] = table["stage"].cat.codes
+    with pytest.raises(ModicumError, match=words):
+        mo.fit(formula, table, family, **RUN)
+
+
+def reference_of_stages(table):
+    """Draw by NUTS on all rows, from a binary regression for each stage that was reached."""
+    x, z = np.asarray(table["x"]), np.asarray(table["z"])
+    y, ward = table["stage"].cat.codes.to_numpy(), pd.Categorical(table["ward"])
+
+    def model():
+        beta = numpyro.sample("beta", dist.Normal(0, 2.5 / x.std()))
+        slope = numpyro.sample("slope", dist.Normal(0, 2.5 / z.std()).expand([3]))
+        level = numpyro.sample("level", dist.Normal(0, 10).expand([3]))  # at the means
+        sd = numpyro.sample("sd", dist.HalfNormal(2.5))
+        u = numpyro.sample("u", dist.Normal(0, 1).expand([len(ward.categories)]))
+        common = beta * (x - x.mean()) + sd * u[ward.codes]
+        for k in range(3):
+            at = y >= k
+            logits = level[k] + common[at] + slope[k] * (z - z.mean())[at]
+            numpyro.sample(f"on_{k}", dist.Bernoulli(logits=logits), obs=1 * (y[at] > k))
+
+    sampler = numpyro.infer.NUTS(model)
+    run = numpyro.infer.MCMC(sampler, num_warmup=300, num_samples=1500, progress_bar=False)
+    run.run(jax.random.key(11))
+    drawn = {name: np.asarray(value, float) for name, value in run.get_samples().items()}
+    cut = drawn["slope"] * z.mean() - drawn["level"] + drawn["beta"][:, None] * x.mean()
+    return np.column_stack([drawn["beta"], np.log(drawn["sd"]), drawn["slope"], cut])
+
+
+@pytest.mark.slow
+def test_effects_that_differ_between_classes_are_those_of_nuts_on_all_rows(tmp_path):
+    table = stages(1_000)
+    post = mo.fit("stage ~ x + cs(z) + (1 | ward)", table, "sratio", **RUN)
+    parts = [post["beta"][..., 0], np.log(post["group_sd"][..., 0])]
+    parts += [post[f"{name}.beta"][..., 0] for name in BETWEEN]
+    parts += list(np.moveaxis(post["cutpoint"], -1, 0))
+    found, true = np.column_stack([np.ravel(part) for part in parts]), reference_of_stages(table)
+    error = np.abs(found.mean(0) - true.mean(0)) / true.std(0)
+    assert error.max() < 0.2  # four standard errors of 400 effective draws
+    np.testing.assert_allclose(found.std(0), true.std(0), rtol=0.15)
+    wrong = true[:, [0, 1, 4, 2, 3, 7, 5, 6]]  # cutpoints in alphabetical order
+    assert np.min(np.abs(found.mean(0) - wrong.mean(0))[2:] / wrong.std(0)[2:]) > 1
+
+    post.save(tmp_path / "post.nc")
+    new = pd.DataFrame({"x": [0.0, 1.0], "z": [1.0, -1.0], "ward": ["w0", "elsewhere"]})
+    again = mo.Posterior.load(tmp_path / "post.nc").predict(new, groups="any")
+    np.testing.assert_allclose(again.mean, post.predict(new, groups="any").mean, rtol=1e-6)
+    assert again.classes == tuple(STAGES)
+    one = mo.fit("stage ~ x + z + (1 | ward)", table, "sratio", **RUN)
+    assert post.loo().elpd > one.loo().elpd + 10
+    digest = mo.fit("stage ~ x + cs(z) + (1 | ward)", mo.digest(post, table), "sratio", **RUN)
+    assert np.abs(digest.mean("some|much.beta") - post.mean("some|much.beta")) < 0.02

@@ -53,7 +53,7 @@ from modicum.files import place_name
 from modicum.fit import FormulaModel, model_for, origin_of
 from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
-from modicum.models.families import has_classes
+from modicum.models.families import terms_by_class
 from modicum.models.families.links import LINKS
 from modicum.posterior.fit_rows import Groups
 from modicum.posterior.predict import NewGroups
@@ -335,7 +335,7 @@ def fit(
         say = console(quiet)
         with result_folder(out, overwrite, report) as about_to_write:
             after_a_stop("run the same command again to continue.")
-            how = (overwrite, encoding, formula, missing, has_classes(model), matrix or ())
+            how = (overwrite, encoding, formula, missing, terms_by_class(model), matrix or ())
             rows = read_rows(data, columns, out, say, *how)
             say.print(describe_rows(rows, data))
             held, origin = FormulaModel(model, {}), WITHOUT_TABLE

@@ -240,7 +240,7 @@ def read_rows(
     encoding: str = "utf-8",
     formula: str | None = None,
     missing: str = "refuse",
-    by_class: bool = False,
+    by_class: str | None = None,
     matrices: Sequence[str] = (),
 ) -> Rows:
     """Open a row store, or read files into OUT/rows unless they are there already."""

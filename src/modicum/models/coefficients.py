@@ -128,6 +128,7 @@ class CoefficientPriors(BaseModel):
     observed: tuple[str, ...] = ()
     bent: Entries | None = None
 
+    adds_common: ClassVar[bool] = False  # the mean's predictor to those of other parameters
     extras_have_unit: ClassVar[bool] = False  # whether they have a unit, as the outcome has
 
     def __post_init__(self) -> None:
@@ -462,7 +463,10 @@ class _Choice:
     def centre(self, parameter: str) -> tuple[float, ...]:
         """Means of the columns of a predictor, where its default prior holds; 0 for others."""
         means = self.data.x_mean[: len(self.places)]
-        return tuple(map(float, np.where(self.owners == parameter, means, 0.0)))
+        own = self.owners == parameter
+        if self.model.adds_common:
+            own |= self.owners == ""
+        return tuple(map(float, np.where(own, means, 0.0)))
 
     def intercept(self) -> tuple[Prior | None, tuple[float, ...]]:
         """Return the intercept's prior and the point in x where it holds: x = 0, unless default."""

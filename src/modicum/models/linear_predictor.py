@@ -102,6 +102,8 @@ class LinearPredictorModel(CoefficientPriors):
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the fields of a row that are required
     field_meaning: ClassVar[dict[str, str]] = {}  # completes "COLUMN is ..." for a field
     predictor_per_class: ClassVar[bool] = False  # rather than a single one
+    # The predictor whose terms each class may have for itself: the mean's (""), or "cs".
+    terms_by_class: ClassVar[str | None] = None
     has_order: ClassVar[bool] = False  # whether outcomes are classes in their order
     mean_is_share: ClassVar[bool] = False  # between 0 and 1, so that it has odds
     least: ClassVar[float] = -inf  # largest number at which the distribution function is 0

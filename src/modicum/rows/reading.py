@@ -264,7 +264,7 @@ def read_formula(
     dtype: object = None,
     encoding: str = "utf-8",
     progressbar: Progressbar = True,
-    by_class: bool = False,
+    by_class: str | None = None,
     matrices: Mapping[str, object] | None = None,
 ) -> Rows:
     """Make rows from a table by a formula, in bounded memory.
@@ -292,7 +292,7 @@ def read_formula(
     progressbar
         As in `mo.sample`.
     by_class
-        Whether the outcome is a class and each class has a predictor (`FormulaEncoding.by_class`).
+        The predictor whose terms each class has for itself, if any (`FormulaEncoding.by_class`).
     matrices
         Tables of neighbours, by the names that the formula has for them.
 
@@ -346,7 +346,7 @@ def read_formula(
     try:
         with phase("read levels", None, progressbar):
             learned, total = learn(parsed, source, weight=weights, drop=drop, matrices=matrices)
-        known = learned.by_class() if by_class else learned
+        known = learned if by_class is None else learned.by_class(by_class)
         rows = stream_of(known, source, dtype, source.rows if total is None else total, drop)
         if store is None:
             with phase("read rows", rows.total, progressbar, "rows") as reading:

@@ -108,6 +108,7 @@ CALLED_ELSEWHERE = {
     "categorical": "softmax",
     "cumulative": "ordinal",
     "sratio": "stopping-ratio",
+    "cratio": "stopping-ratio",  # the same, as the logistic distribution is symmetric
     "acat": "adjacent-category",
     "negbinomial": "negative-binomial",
     "zeroinflatednegbinomial": "zero-inflated-negative-binomial",
@@ -128,10 +129,10 @@ REFUSED = {f"{name}identity": IDENTITY.format(name) for name in ("poisson", "gam
 PERHAPS = {"linear": "gaussian", "quantile": "asymmetric-laplace"}
 
 
-def has_classes(family: object) -> bool:
-    """Whether a family, or its name, has a predictor for each class."""
+def terms_by_class(family: object) -> str | None:
+    """Return the predictor whose terms each class of a family, or its name, has for itself."""
     kind = family_named(family) if isinstance(family, str) else family
-    return bool(getattr(kind, "predictor_per_class", False))
+    return getattr(kind, "terms_by_class", None)
 
 
 def as_family(family: object) -> LinearPredictorModel | None:

@@ -21,6 +21,7 @@ from modicum.models.outcome_checks import class_fault, class_names, count_classe
 from modicum.models.priors.units import Moments
 from modicum.models.separation import find_ordinal_separation, find_separation
 from modicum.rows import Rows
+from modicum.rows.formula.parsing import OF_CLASSES
 from modicum.runtime import Array
 
 
@@ -29,6 +30,23 @@ class _Classes(LinearPredictorModel):
     """A family of classes 0, 1, ..., K - 1, predicted by their probabilities."""
 
     classes: Annotated[int, at_least(2)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.modelled and (len(self.modelled) + 1 != self.classes or self.intercept):
+            raise SettingError(
+                f"{type(self).__name__} explains all classes by one formula, that of the "
+                f"outcome: leave out the formula of {self.modelled[0]!r}."
+            )
+
+    @property
+    def extras(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The predictors of classes with terms of their own, sorted as parameters are."""
+        return tuple(f"class_{name}" for name in sorted(self.modelled))
+
+    def own_predictors(self, eta: Array) -> Array:
+        """Return these predictors in the order of the classes, from the predictors of a row."""
+        return eta[..., np.argsort(np.argsort(self.modelled)) + 1]
 
     def decide(self, expected: np.ndarray) -> np.ndarray:
         """Predict the most probable class."""
@@ -55,27 +73,17 @@ class Softmax(_Classes):
     """
 
     predictor_per_class: ClassVar[bool] = True
+    terms_by_class: ClassVar[str | None] = ""
     multiplies = "odds against the reference class"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.modelled and (len(self.modelled) + 1 != self.classes or self.intercept):
-            raise SettingError(
-                f"{type(self).__name__} explains all classes by one formula, that of the "
-                f"outcome: leave out the formula of {self.modelled[0]!r}."
-            )
-
-    @property
-    def extras(self) -> tuple[str, ...]:  # type: ignore[override]
-        """With pooled terms, the predictors of the classes; the mean's is the reference's, 0."""
-        return tuple(f"class_{name}" for name in sorted(self.modelled))  # sorted as parameters are
-
     def logits(self, eta: Array) -> Array:
-        """Return the predictors of all classes, the reference last, from those of a row."""
-        if self.modelled:
-            order = np.argsort(np.argsort(self.modelled)) + 1
-            return eta[..., [*order, 0]]
+        """Return the predictors of all classes, the reference last, from those of a row.
+
+        With pooled terms the mean's predictor is the reference's, which is 0.
+        """
         xp = namespace(eta)
+        if self.modelled:
+            return xp.concatenate([self.own_predictors(eta), eta[..., :1]], axis=-1)
         return xp.concatenate([eta, xp.zeros_like(eta[..., :1])], axis=-1)
 
     def predictors(self, rows: Rows) -> int:
@@ -207,16 +215,19 @@ class _OrderedClasses(_Classes):
     """Ordered classes, told apart by cutpoints, which replace the intercept.
 
     The sampled parameters are minus the first cutpoint, which has an intercept's prior, and one
-    extra parameter for each other cutpoint.
+    extra parameter for each other cutpoint. Where effects differ between cutpoints, each has a
+    predictor of its own, which is added to the common one, and whose intercept is minus the
+    cutpoint.
     """
 
     classes: Annotated[int, at_least(3)] | None = None
     has_order: ClassVar[bool] = True
+    adds_common: ClassVar[bool] = True
     extra_name: ClassVar[str] = "shift"  # of each other cutpoint from the first
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.intercept:
+        if not self.intercept and (self.without_intercept or not self.modelled):
             raise SettingError(
                 f"{type(self).__name__} has cutpoints in place of an intercept, which cannot be "
                 "left out: remove intercept=False."
@@ -228,6 +239,8 @@ class _OrderedClasses(_Classes):
 
         Empty until the classes are known, see `resolved`.
         """
+        if self.modelled:
+            return super().extras
         count = 0 if self.classes is None else self.classes - 2
         return tuple(f"{self.extra_name}_{k:04d}" for k in range(1, count + 1))
 
@@ -239,6 +252,13 @@ class _OrderedClasses(_Classes):
         """Return the extra parameters, given the cutpoints minus the first."""
         return cuts[1:]
 
+    def beyond(self, eta: Array) -> Array:
+        """Return the predictor minus each cutpoint, from the predictors of a row, (..., K - 1)."""
+        if self.modelled:
+            return eta[..., :1] + self.own_predictors(eta)
+        xp = namespace(eta)
+        return eta[..., :1] - xp.concatenate([xp.zeros_like(eta[..., :1]), eta[..., 1:]], axis=-1)
+
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
         """Return the model with its classes counted and all priors fixed."""
         counted = self if self.classes is not None else replace(self, classes=count_classes(rows))
@@ -246,19 +266,25 @@ class _OrderedClasses(_Classes):
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of each class."""
-        classes = jnp.arange(len(eta) + 1)
+        classes = jnp.arange(len(eta) + 1 - bool(self.modelled))
         return jnp.exp(jax.vmap(lambda k: self.log_density(eta, k))(classes))
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Report the cutpoints."""
         extras = jnp.stack([jnp.asarray(theta[name]) for name in self.extras])
-        cutpoint = self.cutpoints(extras) - jnp.asarray(theta["intercept"])
+        if self.modelled:
+            cutpoint = -self.own_predictors(jnp.pad(extras, (1, 0)))
+        else:
+            cutpoint = self.cutpoints(extras) - jnp.asarray(theta["intercept"])
         named = {"beta": theta["beta"], "cutpoint": cutpoint}
         return self.split_effects(named) | self.report_own(theta)
 
     def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
         cutpoint = jnp.asarray(named["cutpoint"])
+        if self.modelled:
+            own = {f"{k}.intercept": -at for k, at in zip(self.modelled, cutpoint, strict=True)}
+            return super().restore({k: v for k, v in named.items() if k != "cutpoint"} | own)
         names = zip(self.extras, self.free_cutpoints(cutpoint - cutpoint[0]), strict=True)
         rest = {name: value for name, value in named.items() if name != "cutpoint"}
         return super().restore(rest) | {"intercept": -cutpoint[0], **dict(names)}
@@ -421,6 +447,7 @@ class StoppingRatio(_OrderedClasses):
     """
 
     link: LinkName = "logit"
+    terms_by_class: ClassVar[str | None] = OF_CLASSES
 
     @property
     def multiplies(self) -> str:  # type: ignore[override]
@@ -429,14 +456,14 @@ class StoppingRatio(_OrderedClasses):
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Sum log(1 - F) over the classes before y, and log F at y, unless it is the last."""
-        link, at = LINKS[self.link], self.cutpoints(eta[1:]) - eta[0]
+        link, at = LINKS[self.link], -jnp.asarray(self.beyond(jnp.asarray(eta)))
         classes = jnp.arange(len(at))
         stopped = jnp.where(classes == y, link.log_success(at), 0.0)
         return jnp.sum(stopped + jnp.where(classes < y, link.log_failure(at), 0.0))
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw at each class whether to stop there."""
-        at = np.concatenate([np.zeros_like(eta[..., :1]), eta[..., 1:]], axis=-1) - eta[..., :1]
+        at = -self.beyond(eta)
         on = LINKS[self.link].draw(rng, at.shape) > at
         return 1.0 * np.sum(np.cumprod(on, axis=-1), axis=-1)
 
@@ -460,16 +487,16 @@ class AdjacentCategory(_OrderedClasses):
     """
 
     multiplies = "odds of the next class"
+    terms_by_class: ClassVar[str | None] = OF_CLASSES
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """log softmax of the sums of eta - cutpoint over the classes before each."""
-        scores = jnp.pad(jnp.cumsum(eta[0] - self.cutpoints(eta[1:])), (1, 0))
+        scores = jnp.pad(jnp.cumsum(self.beyond(jnp.asarray(eta))), (1, 0))
         at = jnp.arange(len(scores)) == y  # (no scatters)
         return at @ scores - jax.nn.logsumexp(scores)
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw classes by the Gumbel-max trick."""
-        none = np.zeros_like(eta[..., :1])
-        odds = eta[..., :1] - np.concatenate([none, eta[..., 1:]], axis=-1)
-        scores = np.concatenate([none, np.cumsum(odds, axis=-1)], axis=-1)
+        odds = np.cumsum(self.beyond(eta), axis=-1)
+        scores = np.concatenate([np.zeros_like(eta[..., :1]), odds], axis=-1)
         return 1.0 * np.argmax(scores + rng.gumbel(size=scores.shape), axis=-1)

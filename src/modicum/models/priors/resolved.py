@@ -45,7 +45,7 @@ from modicum.models.terms import PooledTerm
 from modicum.rows import Rows
 from modicum.runtime import Pytree
 
-SUMMARY_NAME = re.compile(r"(\w+\.)?beta\[(.*)\]", re.DOTALL)
+SUMMARY_NAME = re.compile(r"([^\[\]]+\.)?beta\[(.*)\]", re.DOTALL)
 PriorTable: TypeAlias = tuple[tuple[str, Prior], ...]  # hashable: a key and its prior
 
 

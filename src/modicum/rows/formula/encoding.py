@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -156,27 +157,36 @@ class FormulaEncoding:
             found[key] = steps[0]
         return found
 
-    def by_class(self) -> FormulaEncoding:
-        """Return the encoding in which every class but the last has a predictor with all terms.
+    def by_class(self, own: str) -> FormulaEncoding:
+        """Return the encoding in which every class but the last has a predictor of its own.
 
-        Their names are those of the classes. Without pooled terms it is as it was: predictors of
-        the same columns then need no copies of them.
+        Its terms are those of the predictor `own`: of the mean's (empty), or those in ``cs(...)``.
+        The names are then those of the classes, or of the cutpoints between classes. Without
+        pooled terms those of the mean stay: predictors of the same columns need no copies of them.
         """
-        if self.others or not (self.groups or self.smooths) or self.outcome is None:
+        known = [name for name, _ in self.others]
+        has_terms = own in known if own else not known and bool(self.groups or self.smooths)
+        if not has_terms or self.outcome is None:
             return self
         if not self.outcome.levels:
-            text = self.outcome.expression
+            text, what = self.outcome.expression, f"{own}(...)" if own else "groups and smooths"
             raise SettingError(
-                f"groups and smooths enter the predictor of each class, and the outcome {text!r} "
-                f"holds numbers: write C({text}) ~ ..., which makes them classes."
+                f"{what} {'enters' if own else 'enter'} the predictor of each class, and the "
+                f"outcome {text!r} holds numbers: write C({text}) ~ ..., which makes them classes."
             )
-        names = tuple(map(str, self.outcome.levels[:-1]))
+        levels = tuple(map(str, self.outcome.levels))
+        names = tuple("|".join(pair) for pair in pairwise(levels)) if own else levels[:-1]
+        shared = tuple(t for t in self.terms if t.parameter != own)
+        copied = tuple(t for t in self.terms if t.parameter == own)
+        others = tuple(other for other in self.others if other[0] != own)
         return replace(
             self,
-            terms=tuple(replace(t, parameter=name) for name in names for t in self.terms),
+            terms=(*shared, *(replace(t, parameter=name) for name in names for t in copied)),
             intercept=False,
-            others=tuple((name, self.intercept) for name in names),
-            groups=tuple(replace(g, parameter=name) for name in names for g in self.groups),
+            others=(*others, *((name, self.intercept) for name in names)),
+            groups=self.groups
+            if own
+            else tuple(replace(g, parameter=name) for name in names for g in self.groups),
         )
 
     @property

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from modicum.errors import SettingError
-from modicum.rows.formula.expressions import Expression
+from modicum.rows.formula.expressions import NATURAL, Expression
 
 FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
+OF_CLASSES = "cs"  # the predictor of the terms in ``cs(...)``, which each class has for itself
 COUNT = "count of "  # precedes the name of a class in the name of the field of its counts
 DEEPEST = 50  # brackets inside each other
 OPEN, CLOSE = "([{", ")]}"
@@ -170,7 +171,7 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
             )
     (left, right), *further = [_sides(part) for _, part in _split(text, ";")]
     outcome, fields = _outcome_side(left)
-    common, offsets, groups = _terms_side(right)
+    common, offsets, groups, of_classes = _terms_side(right)
     common_terms = {"": common}
     for left, right in further:
         parameter = left.strip()
@@ -183,10 +184,11 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
             raise SettingError(
                 f"the formula {text!r} has a parameter twice: keep one of its formulas."
             )
-        common_terms[parameter], added, its_groups = _terms_side(right)
-        if added:
+        common_terms[parameter], added, its_groups, its_classes = _terms_side(right)
+        if added or its_classes:
+            noun = "an offset" if added else f"{OF_CLASSES}(...)"
             raise SettingError(
-                f"the formula of {parameter!r} has an offset, and only that of the outcome can: "
+                f"the formula of {parameter!r} has {noun}, and only that of the outcome can: "
                 "leave it out."
             )
         groups += [replace(group, parameter=parameter) for group in its_groups]
@@ -194,10 +196,16 @@ def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -
     roles = {name for part in parts for name in part.names} | set(taken)
     roles.update(name for group in groups for name in group.group)
     dot = [name for name in columns if name not in roles]
+    if of_classes:
+        terms, _ = _terms(of_classes, dot)
+        dot = [name for name in dot if all(name not in f.names for term in terms for f in term)]
+        common_terms[OF_CLASSES] = of_classes
     predictors = tuple(ParsedPredictor(k, *_terms(v, dot)) for k, v in common_terms.items())
     formula = Formula(text, outcome, predictors, tuple(offsets), tuple(groups), fields)
     for predictor in predictors:
         _check_smooths(predictor, groups)
+    if of_classes:
+        _check_classes(predictors[0].terms, predictors[-1].terms)
     if outcome is not None:
         _refuse_outcome_explained(outcome, formula)
     return formula
@@ -216,6 +224,23 @@ def _refuse_outcome_explained(outcome: Expression, formula: Formula) -> None:
             f"the outcome {outcome.text!r} is also a term of {formula.text!r}, which leaves "
             "nothing to explain: remove it after ~."
         )
+
+
+def _check_classes(common: Sequence[Factors], of_classes: Sequence[Factors]) -> None:
+    """Refuse terms of classes that are none, or that are also terms of the mean."""
+    if not of_classes:
+        raise SettingError(
+            f"{OF_CLASSES}(...) holds no column, and the cutpoints are the intercepts of the "
+            f"classes already: name a column, as in {OF_CLASSES}(dose)."
+        )
+    known = set(map(frozenset, common))
+    for term in of_classes:
+        if frozenset(term) in known:
+            name = ":".join(factor.label for factor in term)
+            raise SettingError(
+                f"{name} stands both in {OF_CLASSES}(...) and outside it, so that its effect on "
+                f"all classes would count twice: leave one of them out."
+            )
 
 
 def _check_smooths(predictor: ParsedPredictor, groups: Sequence[ParsedGroup]) -> None:
@@ -286,15 +311,30 @@ def _sides(text: str) -> tuple[str, str]:
     return left, right
 
 
-def _terms_side(text: str) -> tuple[str, list[Expression], list[ParsedGroup]]:
-    """Separate what follows ~ into the text of common terms, offsets, and group terms."""
+def _terms_side(text: str) -> tuple[str, list[Expression], list[ParsedGroup], str]:
+    """Separate what follows ~: the text of common terms, offsets, group terms, terms of classes."""
     offsets: list[Expression] = []
     groups: list[ParsedGroup] = []
     common: list[str] = []
+    of_classes: list[str] = []
     for sign, piece in _split(text, "+-"):
         call = FIELD.fullmatch(piece)
         inside = _inside_brackets(piece)
-        if call and call[1] == "offset":
+        its_classes = _inside_brackets(piece.strip().removeprefix(OF_CLASSES))
+        if re.search(rf"\b{OF_CLASSES}\s*\(", piece):
+            _require_added(sign, piece)
+            if its_classes is None or inside is not None or "|" in _outside_calls(its_classes):
+                raise SettingError(
+                    f"the formula holds {piece.strip()!r}: {OF_CLASSES}(...) must be a term of its "
+                    f"own, which holds interactions, as in {OF_CLASSES}(x * f), and no groups."
+                )
+            if len(list(_split(its_classes, ",="))) > 1:
+                raise SettingError(
+                    f"{piece.strip()} cannot be read: {OF_CLASSES}(x) is an effect of x that "
+                    f"differs between classes; a natural spline is {NATURAL}."
+                )
+            of_classes.append(f"+ ({its_classes})")
+        elif call and call[1] == "offset":
             _require_added(sign, piece)
             offsets.append(Expression(call[2]))
         elif inside is not None and _split_at_bar(inside) is not None:
@@ -312,7 +352,7 @@ def _terms_side(text: str) -> tuple[str, list[Expression], list[ParsedGroup]]:
                     "in 'y ~ x + offset(z)'."
                 )
             common.append(f"{sign or '+'} {piece}")
-    return " ".join(common), offsets, groups
+    return " ".join(common), offsets, groups, " ".join(of_classes)
 
 
 def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expression], ...]]:
