@@ -276,6 +276,9 @@ def test_effects_that_differ_between_classes_have_the_posterior_by_definition(fa
         prior += norm(0, [2, 1]).logpdf(slopes).sum()
         return log_chance(family, eta, y).sum() + prior
 
+    said = target.model.describe_priors(rows)
+    assert said["-cutpoint[none|some]"].startswith("normal(0, 10), of the predictor at the mean")
+    assert said["some|much.beta[z]"] == "normal(0, 2)"
     a, b = np.random.default_rng(10).normal(size=(2, target.size))
     batch = rows.slice(0, 100)
     log = jax.jit(lambda t: target.log_prior(t) + target.log_likelihood(t, batch).sum())

@@ -293,7 +293,8 @@ class _OrderedClasses(_Classes):
         """Name the priors of cutpoints by what they are priors of."""
         cuts = [f"cutpoint[{name}]" for name in self.labels(rows)["cutpoint"][0]]
         named = {"intercept": f"-{cuts[0]}"}
-        for k, name in enumerate(self.extras, start=1):
+        named |= {f"{name}.intercept": f"-cutpoint[{name}]" for name in self.modelled}
+        for k, name in enumerate(() if self.modelled else self.extras, start=1):
             between = f"{cuts[k]} - {cuts[self.measured_from(k)]}"
             named |= {self.extra_key(name): between, name: between}
             if self.extra_key(name) != name:
