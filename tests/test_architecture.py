@@ -50,7 +50,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "posterior": 5_850,
     "kernels": 3_840,
     "passes": 2_960,
-    "": 3_360,
+    "": 3_380,
     "run": 1_330,
     "cli": 1_100,
     "digest": 900,

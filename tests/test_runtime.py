@@ -99,3 +99,18 @@ def test_code_is_compiled_with_the_options_of_the_device_it_runs_on(monkeypatch)
         pretend_device(monkeypatch, kind)
         assert double(jnp.ones(3)).tolist() == [2, 2, 2]
     assert seen == ["cpu", "gpu"]  # once for each
+
+
+def test_beside_an_accelerator_the_cpu_computes_unless_the_user_chose(monkeypatch):
+    cpu, where = jax.devices("cpu")[0], lambda: jax.config.jax_default_device
+    with runtime.on_cpu():
+        assert where() is None  # there is nothing else
+    pretend_device(monkeypatch, "gpu")
+    with runtime.on_cpu():
+        assert where() == cpu
+        with runtime.on_cpu():
+            assert where() == cpu
+    assert where() is None
+    assert runtime.computed_on_cpu(lambda: (where(), jnp.ones(()).dtype))() == (cpu, np.float64)
+    with jax.default_device("gpu"), runtime.on_cpu():
+        assert where() == "gpu"

@@ -2,11 +2,13 @@
 
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.patching import pretend_device
 from helpers.refusals import refused
 from helpers.targets import (
     Conjugate,
@@ -17,7 +19,9 @@ from helpers.targets import (
     quick,
     same_draws,
 )
+from modicum.methods import resolve
 from modicum.methods.skewed_axes import TOGETHER
+from modicum.sample import RunSettings
 
 M = mo.models
 RUN = {"draws": 2_000, "tune": 500, "chains": 2, "random_seed": 11, "progressbar": False}
@@ -191,3 +195,22 @@ def test_wrong_model_and_rows(small):
 def test_a_method_may_be_named_in_any_way(small, first):
     for method in ("HMC", mo.HMC, mo.HMC()):
         assert same_draws(first, quick(*small, method=method))
+
+
+@pytest.mark.parametrize(
+    ("method", "chains", "n", "on_cpu"),
+    [
+        ("hmc-ecs", 4, 100_000, True),
+        ("hmc-ecs", 64, 100, False),
+        ("hmc-ecs", "auto", 100, False),
+        ("auto", 4, 100_000, True),
+        ("nuts", 4, 100, True),
+        ("nuts", 4, 100_000, False),
+    ],
+)
+def test_an_accelerator_is_for_many_chains_or_large_tables(monkeypatch, method, chains, n, on_cpu):
+    rows = mo.Rows(x=np.ones((n, 3)), y=np.zeros(n))
+    pretend_device(monkeypatch, "gpu")
+    settings = RunSettings(method=resolve(method), chains=chains)
+    with settings.place(settings.method, rows):
+        assert (jax.config.jax_default_device is not None) == on_cpu

@@ -69,6 +69,30 @@ def on_accelerator() -> bool:
     return backend() != "cpu"
 
 
+def on_cpu() -> contextlib.AbstractContextManager[object]:
+    """Compute on the CPU inside the block, unless the user chose a device or platforms."""
+    chosen = jax.config.jax_default_device is not None or jax.config.jax_platforms  # type: ignore[attr-defined]
+    if chosen or not on_accelerator():
+        return contextlib.nullcontext()
+    return jax.default_device(jax.local_devices(backend="cpu")[0])
+
+
+def computed_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
+    """Run `function` in double precision, on the CPU unless the user chose a device.
+
+    Digests and questions about a posterior are many small programs, each of which takes longer to
+    compile for an accelerator than it saves there.
+    """
+
+    @wraps(function)
+    @in_double_precision
+    def scoped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with on_cpu():
+            return function(*args, **kwargs)
+
+    return scoped
+
+
 def on_device(number: int) -> contextlib.AbstractContextManager[object]:
     """Make device `number`, modulo the number of devices, the default inside the block."""
     all_devices = devices()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from hashlib import blake2b
@@ -51,11 +51,14 @@ from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import stoppable, within_limits
 from modicum.run.iterations import LENGTH
 from modicum.run.runner import capacity_for, run
-from modicum.runtime import free_memory, in_double_precision, on_accelerator, refuse_forked
+from modicum.runtime import free_memory, in_double_precision, on_accelerator, on_cpu, refuse_forked
 
 FUSED = 256  # most iterations of a fused call: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of captured arrays beyond which compilation is slow
 LARGEST_SEED = 2**63 - 1
+# An accelerator pays for as many chains of few rows, or for reading all of a table of as many
+# bytes: NUTS on 20,000 rows took two thirds of the time on one H200 that it took on 16 cores.
+MANY_CHAINS, MANY_BYTES = 32, 2**20
 
 Seed: TypeAlias = Annotated[
     int,
@@ -164,6 +167,18 @@ class RunSettings:
         if "chains" in saved:
             return Layout(int(saved["chains"]), saved.get("superchains"))
         return auto_layout(draws, size) if method.of_few_rows else Layout(FEW)
+
+    def place(self, method: Method, rows: Rows | Digest) -> AbstractContextManager[object]:
+        """Return the scope in which to compute: beside an accelerator, little work is the CPU's.
+
+        A program for an accelerator takes up to ten seconds longer to compile, which few chains of
+        few rows do not repay.
+        """
+        if method.of_few_rows:
+            much = self.chains == "auto" or self.chains >= MANY_CHAINS
+        else:
+            much = rows.nbytes >= MANY_BYTES
+        return nullcontext() if much else on_cpu()
 
     def seed(self) -> int:
         """Return the seed: as given, else that of the checkpoint to resume, else a fresh one."""
@@ -285,7 +300,8 @@ def draw(
     method, thin = settings.sampler(digest is not None), int(settings.thin)
     progressbar, started = settings.progressbar, time.monotonic()
     seed = settings.seed()
-    problem = _problem(model, members, digest, settings, method)
+    with settings.place(method, rows):
+        problem = _problem(model, members, digest, settings, method)
     target, start, starts, units, sums = problem
     tune, draws = settings.lengths(method, sums.ledger.rows)
     layout = settings.layout(method, draws, target.size)
@@ -313,7 +329,7 @@ def draw(
             starts=starts,
             few_chains=FEW if settings.chains == "auto" else None,
         )
-        with phase("mode", None, progressbar):
+        with settings.place(method, rows), phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
             method, plan = method.decide(task)
         if "method" in plan.tuning:
@@ -331,18 +347,19 @@ def draw(
         else:
             notes += doubtful_weights(members)
         doubts = [warn(note) for note in notes]
-        if plan.history is None:
-            ready = _chains(plan, task, layout, settings.parallel, thin)
-            history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
-            if plan.settled is not None and ready.settled is None:
-                plan.tuning["path"] = {"value": "plain", "why": ready.obstacle}
-        else:  # the method drew independent draws; no chains are needed
-            task, history = replace(task, tune=0), plan.history.every(thin)
-        with phase("checks", None, progressbar):
-            finished = Finished(method, plan, history, layout, thin, time.monotonic() - started)
-            fit_rows = FitRows.of(members, keep=True) if digest is None else digest.fit_rows
-            held = members if digest is None else None
-            post = posterior_of(task, fit_rows, held, finished, doubts, origin)
+        with settings.place(method, rows):  # "auto" may have chosen to read all rows
+            if plan.history is None:
+                ready = _chains(plan, task, layout, settings.parallel, thin)
+                history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
+                if plan.settled is not None and ready.settled is None:
+                    plan.tuning["path"] = {"value": "plain", "why": ready.obstacle}
+            else:  # the method drew independent draws; no chains are needed
+                task, history = replace(task, tune=0), plan.history.every(thin)
+            with phase("checks", None, progressbar):
+                finished = Finished(method, plan, history, layout, thin, time.monotonic() - started)
+                fit_rows = FitRows.of(members, keep=True) if digest is None else digest.fit_rows
+                held = members if digest is None else None
+                post = posterior_of(task, fit_rows, held, finished, doubts, origin)
     post.rerun = Rerun(partial(_on_rows, settings))
     return post
 

@@ -63,7 +63,7 @@ from modicum.random import fresh_seed
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.checks import NewLevelError
 from modicum.rows.description import Description
-from modicum.runtime import Array, Pytree, in_double_precision, jit, refuse_forked
+from modicum.runtime import Array, Pytree, computed_on_cpu, in_double_precision, jit, refuse_forked
 
 
 def anchor_left(distance: float) -> ModicumWarning:
@@ -354,7 +354,7 @@ class Digest:
         engine = LocalEngine(progressbar=False)
         return self + self.shard(self._model(), added_rows, size, self.number, engine)
 
-    @in_double_precision
+    @computed_on_cpu
     def shard(self, model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
         """Return a digest of other rows at this digest's anchor, to be added to it."""
         self._require_schema(rows.schema, rows._description)
@@ -534,7 +534,7 @@ def _values(form: ControlVariate[Pytree], batch: Batch, proxy: Proxy, steps: Arr
     return jax.lax.map(lambda z: form.values(cached, z, proxy), steps)
 
 
-@in_double_precision
+@computed_on_cpu
 def digest(
     model: BaseModel | Posterior,
     rows: object,

@@ -25,7 +25,7 @@ from modicum.models.terms import GroupTerm, SmoothTerm
 from modicum.models.tracing import AsTraced, digest_of, evaluated, explained
 from modicum.random import typed
 from modicum.rows import Coding
-from modicum.runtime import Array, Pytree, in_double_precision, jit
+from modicum.runtime import Array, Pytree, computed_on_cpu, jit
 
 BUDGET = 2**25  # largest total size of an intermediate array over the draws evaluated together
 KEY_WORDS, ROW_NUMBERS = "words of the key", "numbers of the rows"  # added to draws and fields
@@ -75,7 +75,7 @@ class ModelPredictor:
         """For each group term the factor T of its covariance, (draws, effects, effects)."""
         return self._evaluate(_effect_factors, draws, {})
 
-    @in_double_precision
+    @computed_on_cpu
     def means(self, predictors: np.ndarray, sd: np.ndarray) -> np.ndarray:
         """Answers at these predictors, averaged over those that groups enter.
 
@@ -86,13 +86,13 @@ class ModelPredictor:
         along = self.model.predictors_of_groups if sd.any() else ()
         return np.asarray(_means(family, along, predictors, sd, times))
 
-    @in_double_precision
+    @computed_on_cpu
     def moments(self, predictors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Means and variances of outcomes at these predictors."""
         mean, variance = _moments(family_of(self.model), predictors)
         return np.asarray(mean), np.asarray(variance)
 
-    @in_double_precision
+    @computed_on_cpu
     def densities(self, predictors: np.ndarray, batch: Batch) -> np.ndarray:
         """Log-densities of the outcomes of a batch at these predictors."""
         family = family_of(self.model)
@@ -118,7 +118,7 @@ class ModelPredictor:
     def _without_outcome(self, batch: Batch) -> dict[str, Array]:
         return {k: v for k, v in batch.items() if k not in (self.model.outcome_field, "weight")}
 
-    @in_double_precision
+    @computed_on_cpu
     def _evaluate(self, question: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
         fields = {k: np.asarray(v) for k, v in batch.items()}
         if fields and length_of(fields) == 0:  # a row of zeros gives the answers their shape
@@ -335,7 +335,7 @@ def _sizes(jaxpr: Jaxpr) -> Iterator[int]:
                     yield from _sizes(inner)
 
 
-@in_double_precision
+@computed_on_cpu
 def log_priors(
     model: BaseModel, draws: Mapping[str, np.ndarray], *, effects: bool = True
 ) -> np.ndarray:
@@ -356,7 +356,7 @@ def log_priors(
     return np.broadcast_to(np.asarray(values), chains * number).reshape(chains, number)
 
 
-@in_double_precision
+@computed_on_cpu
 def prior_draws(
     model: BaseModel, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:

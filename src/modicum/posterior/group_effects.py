@@ -54,7 +54,7 @@ from modicum.posterior.summary import interval_table
 from modicum.rows import Rows
 from modicum.rows.coding import Level, level_names
 from modicum.rows.grouped_rows import GroupedRows, GroupIndex, as_groups
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import Array, computed_on_cpu, jit
 
 CHUNK = 65_536  # rows read at a time
 STICKY = 0.2  # acceptance rate below which four proposals per draw are too few
@@ -305,7 +305,7 @@ def effect_draws(
     _check_acceptance(np.concatenate(accepted), group_levels(chosen), groups.index.field)
 
 
-@in_double_precision
+@computed_on_cpu
 def _chosen(
     post: FittedDraws, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray]
 ) -> tuple[Target, GroupedRows, np.ndarray]:
@@ -499,7 +499,7 @@ def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return table[table.index.get_level_values("effect") == name].droplevel("effect")
 
 
-@in_double_precision
+@computed_on_cpu
 def _unpooled_effects(
     post: FittedDraws,
     rows: Rows,

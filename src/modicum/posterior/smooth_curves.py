@@ -28,7 +28,7 @@ from modicum.rows.coding import LevelArray, level_places
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.smooths import Basis, smooth_columns
 from modicum.rows.formula.structure import Factor
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import Array, computed_on_cpu, jit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -205,7 +205,7 @@ def _coefficients(post: FittedDraws, factor: Factor, before: str) -> np.ndarray:
 # Whether k is large enough ----------------------------------------------------------------
 
 
-@in_double_precision
+@computed_on_cpu
 @listed
 def stiff_smooths(post: FittedDraws) -> Iterator[ModicumWarning]:
     """Warn of smooths with too few B-splines for what the rows show.
