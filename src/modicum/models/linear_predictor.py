@@ -36,6 +36,7 @@ from modicum.models.outcome_checks import (
 )
 from modicum.models.partial_outcomes import (
     CENSORED,
+    HIDING,
     PARTIAL,
     check_part,
     draw_within,
@@ -225,6 +226,11 @@ class LinearPredictorModel(CoefficientPriors):
         return (*self.outcome_fields, *self.observed)
 
     @property
+    def drawn_given(self) -> tuple[str, ...]:
+        """The fields of a row that its outcome depends on, beside its predictors."""
+        return (*self.outcome_fields[1:], *(f for f in self.observed if f not in HIDING))
+
+    @property
     def in_eta_alone(self) -> bool:
         """Whether `derivatives` in one linear predictor describe the likelihood of a row."""
         plain = not self.extras and not self.constrained
@@ -264,7 +270,7 @@ class LinearPredictorModel(CoefficientPriors):
         """Draw an outcome for each vector of predictors, within the bounds that its row has."""
 
         def draw(eta: np.ndarray, batch: Batch) -> np.ndarray:
-            known = {name: as_either(np.asarray(batch[name])) for name in self.row_fields[1:]}
+            known = {name: as_either(np.asarray(batch[name])) for name in self.drawn_given}
             with_error = np.asarray(self.with_error(as_either(eta), known))
             return self.draw_outcomes(rng, with_error, batch)
 

@@ -25,7 +25,8 @@ from modicum.arrays import log1m_exp
 from modicum.errors import DataError
 from modicum.models.model import Batch
 
-CENSORED = ("event", "cens", "y2", "lb", "ub")
+HIDING = ("event", "cens", "y2")  # what is seen of an outcome, once it has come about
+CENSORED = (*HIDING, "lb", "ub")
 KNOWN_NOISE = ("se", "added_se")
 PARTIAL = (*CENSORED, *KNOWN_NOISE)
 CLOSEST = 1e-15  # difference of two logarithms, of which rounding leaves nothing

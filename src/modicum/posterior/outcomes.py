@@ -21,7 +21,6 @@ from modicum.files import require_writable, within_disk
 from modicum.models import BaseModel
 from modicum.models.linear_predictor import family_of
 from modicum.models.over_draws import ModelPredictor, length_of, prior_draws
-from modicum.models.partial_outcomes import KNOWN_NOISE
 from modicum.passes.integrated_groups import STEPS
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike
 from modicum.posterior.fitted import FittedDraws, affordable, equal_draws, thinned
@@ -371,13 +370,11 @@ def outcomes(
             return _simulated(source, rows, rng)
         return in_pieces(rows, source.weights.size, lambda batch: _draw_classes(rng, source, batch))
     family = family_of(model)
-    # fields that outcomes depend on, such as the trials of a binomial
-    errors = [name for name in KNOWN_NOISE if name in family.observed]
-    for name in (*family.outcome_fields, *errors):
-        if name != "y" and name not in rows.fields:
+    for name in family.drawn_given:
+        if name not in rows.fields:
             raise DataError(
                 f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
-                "rows lack; add it."
+                "rows lack; add it, or the columns from which the formula computes it."
             )
 
     def draw(batch: Batch) -> np.ndarray:

@@ -185,6 +185,11 @@ class Multinomial(Softmax):
     def decide(self, expected: np.ndarray) -> None:  # type: ignore[override]
         """Predict no class: an outcome has several."""
 
+    @property
+    def drawn_given(self) -> tuple[str, ...]:
+        """The trials alone: the other fields are outcomes."""
+        return ("trials",)
+
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw the counts of all classes, (..., K)."""
         logits = self.logits(eta)
