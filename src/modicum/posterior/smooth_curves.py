@@ -11,7 +11,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import expansion
@@ -19,6 +18,7 @@ from modicum.diagnostics.weighted import tabulated
 from modicum.errors import DataError, ModicumWarning, listed
 from modicum.models import LinearPredictorModel
 from modicum.models.coefficients import parameter_of
+from modicum.models.model import Batch, Params
 from modicum.models.terms import slope_columns
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.population import random_rows
@@ -28,7 +28,7 @@ from modicum.rows.coding import LevelArray, level_places
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.smooths import Basis, smooth_columns
 from modicum.rows.formula.structure import Factor
-from modicum.runtime import Array, computed_on_cpu, jit
+from modicum.runtime import computed_on_cpu, jit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -222,9 +222,7 @@ def stiff_smooths(post: FittedDraws) -> Iterator[ModicumWarning]:
     if rows is None or not curves or model.integrated_group is not None:
         return
     batch = rows.take(np.sort(random_rows(len(rows), EXAMINED, 0)))
-    theta = model.restore({name: jnp.asarray(post.mean(name)) for name in post.draws})
-    eta, y = model.predictor_vector(theta, batch), model.outcome(batch)
-    _, g, h = _expanded(model.without_priors(), eta, y)
+    _, g, h = _expanded(model, {name: post.mean(name) for name in post.draws}, batch)
     counts = np.asarray(batch.get("weight", np.ones(len(g))))
     for smooth in curves:
         at = ["", *map(parameter_of, model.extras)].index(smooth.before.rstrip("."))
@@ -249,9 +247,10 @@ def stiff_smooths(post: FittedDraws) -> Iterator[ModicumWarning]:
 
 
 @jit(static=0)
-def _expanded(model: LinearPredictorModel, eta: Array, y: Array) -> tuple[jax.Array, ...]:
-    """f of each row, its gradient and its Hessian in the row's predictors."""
-    return jax.vmap(expansion(model.row_density))(jnp.asarray(eta), jnp.asarray(y))
+def _expanded(model: LinearPredictorModel, means: Params, batch: Batch) -> tuple[jax.Array, ...]:
+    """f of each row, its gradient and its Hessian in the row's predictors, at posterior means."""
+    eta = model.predictor_vector(model.restore(means), batch)
+    return jax.vmap(expansion(model.row_density))(eta, model.outcome(batch))
 
 
 def _missed(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -318,8 +318,16 @@ class FormulaEncoding:
         rows: dict[str, Array] = {}
         if layout.numbers or not layout.codes:
             rows["x"] = np.empty((len(columns), len(layout.numbers)), dtype)
-            for j, numbers in enumerate(layout.numbers):
-                rows["x"][:, j] = evaluated.product(numbers)
+            done = 0
+            for alone, run in groupby(layout.numbers, lambda numbers: numbers.alone):
+                own = list(run)  # all columns of a smooth at once
+                if alone is not None:
+                    at = [numbers.parts[0][2] for numbers in own]
+                    rows["x"][:, done : done + len(own)] = evaluated.columns(alone, at)
+                else:
+                    for j, numbers in enumerate(own, done):
+                        rows["x"][:, j] = evaluated.product(numbers)
+                done += len(own)
         for codes in layout.codes:
             rows[codes.field] = evaluated.code(codes)
         if self.outcome is not None:
@@ -373,17 +381,21 @@ class Evaluated:
         self._coded: dict[int, Array] = {}
         self._windows: dict[Scoped, tuple[Array, Array]] = {}
 
+    def columns(self, scoped: Scoped, places: Sequence[int]) -> Array:
+        """Return some columns of a factor, (rows, k)."""
+        names = self._factors[scoped[0]].names(scoped[1])
+        return self._typed(self._numbers(scoped)[:, places], *(names[at] for at in places))
+
     def product(self, numbers: Numbers) -> Array:
         """Return a column of x: a product of columns of factors, or a column of a window."""
-        parts = numbers.parts
         if numbers.window:
-            ((number, reduced, at),) = parts
+            ((number, reduced, at),) = numbers.parts
             values, label = self._window((number, reduced))[1][:, at], self._factors[number].label
         else:
-            factors = [self._numbers((f, reduced))[:, at] for f, reduced, at in parts]
-            product = [np.asarray(column, np.float64) for column in factors]
-            values = factors[0] if len(factors) == 1 else np.prod(product, axis=0)
-            label = ":".join(self._factors[f].names(reduced)[at] for f, reduced, at in parts)
+            factors = [self._numbers((f, reduced))[:, at] for f, reduced, at in numbers.parts]
+            values = np.prod([np.asarray(column, np.float64) for column in factors], axis=0)
+            names = (self._factors[f].names(reduced)[at] for f, reduced, at in numbers.parts)
+            label = ":".join(names)
         return self._typed(values, label)
 
     def sum(self, summands: Sequence[Expression]) -> Array:
@@ -407,9 +419,9 @@ class Evaluated:
         places = self._places(expression, expression.label, outcome.levels, False)
         return self._typed(places, expression.label)
 
-    def _typed(self, values: Array, label: str) -> Array:
+    def _typed(self, values: Array, *labels: str) -> Array:
         """Return numbers in the type of the rows; refuse those that it cannot hold."""
-        return in_type(values, self._dtype, [label], self._columns.row_ids)
+        return in_type(values, self._dtype, labels, self._columns.row_ids)
 
     def _numbers(self, scoped: Scoped) -> Array:
         """Return the columns (rows, k) of a numeric factor, or of a factor's levels as numbers."""

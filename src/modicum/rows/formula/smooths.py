@@ -145,7 +145,7 @@ def _check_size(size: object, x: Array) -> None:
     """Refuse a number of B-splines that is too small, or more than the rows can tell apart."""
     if not isinstance(size, int) or isinstance(size, bool) or size < FEWEST:
         raise ValueError(f"k must be a whole number, at least {FEWEST}")
-    distinct = len(np.unique(x))
+    distinct = len(pd.unique(x))
     if distinct < size:
         remedy = f"use k={distinct} or fewer" if distinct >= FEWEST else "use a line, or C(...)"
         raise ValueError(f"k is {size}, and there are only {distinct} different values: {remedy}")
@@ -165,11 +165,11 @@ def _distinct(x: Array) -> tuple[Array, Array]:
 
     Times of day and distances repeat, and splines take long: millions of rows have thousands.
     """
-    place = np.zeros(len(x), np.int64)
-    for column in x.T:
+    place, known = pd.factorize(x[:, 0])
+    for column in x.T[1:]:
         codes, values = pd.factorize(column)
-        place = pd.factorize(place * len(values) + codes)[0]
-    first = np.empty(place.max(initial=-1) + 1, np.intp)
+        place, known = pd.factorize(place * len(values) + codes)
+    first = np.empty(len(known), np.intp)
     first[place[::-1]] = np.arange(len(x))[::-1]  # of several, the last that is written
     return place, first
 

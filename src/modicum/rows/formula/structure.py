@@ -127,6 +127,11 @@ class Numbers:
     parts: tuple[tuple[int, bool, int], ...]
     window: bool = False
 
+    @property
+    def alone(self) -> Scoped | None:
+        """The factor whose column this is; None if it is a product, or in a window."""
+        return None if self.window or len(self.parts) > 1 else self.parts[0][:2]
+
 
 @dataclass(frozen=True)
 class Codes:
