@@ -146,7 +146,7 @@ HeldGroups = Annotated[
 NoCollapse = Annotated[
     bool, typer.Option("--no-collapse", help="Evaluate equal rows one by one, not as one row.")
 ]
-MethodName = Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}; default: {DEFAULT}.")]
+MethodName = Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")]
 MethodSettings = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of the method, such as design=uniform; may be repeated."),

@@ -154,7 +154,7 @@ def bench(
     """Compare Modicum with other samplers on this machine.
 
     OUT will hold `bench.md`, `bench.json` and three pictures. The full suite takes more than an
-    hour on two cores. Samplers that are not installed are skipped: pip install 'modicum[bench]'.
+    hour on two cores. Samplers that are not installed are skipped: pip install 'modicum[peers]'.
     """
     with one_sentence():
         if list_:

@@ -36,7 +36,8 @@ FULL = {
 QUICK = {
     "higgs-20k": (
         *("modicum-weighted", "modicum", "modicum-store", "numpyro-ecs-200", "laplace"),
-        *("statsmodels", "glum", "nutpie", "bambi", "blackjax-pathfinder"),
+        *("statsmodels", "glum", "nutpie", "bambi", "pymc-advi"),
+        *("blackjax-pathfinder", "blackjax-mclmc"),
     ),
     "higgs-100k": ("modicum", "modicum-store"),
 }

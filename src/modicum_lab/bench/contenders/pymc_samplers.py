@@ -1,6 +1,6 @@
-"""PyMC's models sampled by nutpie on all rows: written by hand, and by bambi from a formula.
+"""PyMC's models: by nutpie on all rows, by bambi from a formula, and by ADVI on a few rows per step.
 
-Their samplers run to the end in one call, so warm-up and sampling share its seconds in proportion
+The samplers run to the end in one call, so warm-up and sampling share its seconds in proportion
 to the gradients that they took.
 """
 
@@ -15,7 +15,9 @@ import pandas as pd
 from modicum_lab.bench.contenders.base import contender
 from modicum_lab.bench.contenders.common import forecast, gradient_seconds
 from modicum_lab.bench.problems import ProblemData
-from modicum_lab.bench.runs import Budget, RunResult, from_draws
+from modicum_lab.bench.runs import EFFECTIVE, Budget, RunResult, from_draws
+
+BATCH, STEPS = 500, 500  # rows of a step of ADVI, as in PyMC's example; steps of a call
 
 
 @contender("nutpie", "PyMC by nutpie, all rows", "nutpie pymc", 4.0)
@@ -95,6 +97,49 @@ def bambi(problem: ProblemData, budget: Budget) -> RunResult:
     summarised = time.perf_counter() - started
     found = np.stack([trace.posterior[name].to_numpy() for name in scales], axis=-1)
     return _result(problem, trace, found, building + summarised, sampled, 0)
+
+
+@contender("pymc-advi", "PyMC ADVI, 500 rows per step", "pymc", 4.0)
+def minibatch_advi(problem: ProblemData, budget: Budget) -> RunResult:
+    """A normal with independent entries of z, t = mode + L z, fitted until time is up."""
+    import pymc as pm
+
+    mode = problem.find_mode()
+    started = time.perf_counter()
+    design = np.column_stack([problem.x, np.ones(len(problem))]).astype(np.float64)
+    known = design @ mode.point + (0.0 if problem.offset is None else problem.offset)
+    columns, y = design @ mode.factor, np.asarray(problem.y, np.float64)
+    with pm.Model() as model:
+        z = pm.Flat("z", shape=problem.size)
+        t = mode.point + pm.math.dot(mode.factor, z)
+        pm.Potential("prior", -0.5 * pm.math.sum((t / problem.prior) ** 2))
+        of_rows, at_mode, seen = pm.Minibatch(columns, known, y, batch_size=BATCH)
+        eta = at_mode + pm.math.dot(of_rows, z)
+        if problem.poisson:
+            pm.Poisson("y", pm.math.exp(eta), observed=seen, total_size=len(problem))
+        else:
+            pm.Bernoulli("y", logit_p=eta, observed=seen, total_size=len(problem))
+        advi = pm.ADVI(model=model, random_seed=budget.seed)
+        advi.fit(1, progressbar=False)
+    before, started, steps = time.perf_counter() - started, time.perf_counter(), 0
+    while time.perf_counter() - started < budget.seconds:
+        advi.refine(STEPS, progressbar=False)
+        steps += STEPS
+    sampling = time.perf_counter() - started
+    centre, spread = (np.asarray(part.eval()) for part in (advi.approx.mean, advi.approx.std))
+    return RunResult(
+        mean=(mode.point + mode.factor @ centre).tolist(),
+        sd=np.sqrt(mode.factor**2 @ spread**2).tolist(),
+        ess=[float(EFFECTIVE)] * problem.size,
+        ess_square=[float(EFFECTIVE)] * problem.size,
+        before=mode.seconds + before + sampling,
+        sampling=1e-3,  # a thousand draws of a normal
+        rows_before=mode.rows + BATCH * steps,
+        rows_sampling=0,
+        draws=EFFECTIVE,
+        known_moments=True,
+        notes=["no Monte Carlo error of draws: its moments are known"],
+    )
 
 
 def _result(
