@@ -1,4 +1,4 @@
-"""PyMC's models: by nutpie on all rows, by bambi from a formula, and by ADVI on a few rows per step.
+"""PyMC's models: by nutpie on all rows, by bambi from a formula, by ADVI on a few rows per step.
 
 The samplers run to the end in one call, so warm-up and sampling share its seconds in proportion
 to the gradients that they took.

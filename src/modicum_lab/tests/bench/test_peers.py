@@ -1,4 +1,4 @@
-"""Peers give the posterior of counts in two groups, which is known: logarithms of gamma variables."""
+"""Peers find the posterior of two rates, which is known: their logarithms are of gamma variables."""
 
 import numpy as np
 import pytest
