@@ -1,4 +1,4 @@
-"""Peers find the posterior of two rates, which is known: their logarithms are of gamma variables."""
+"""Peers find the known posterior of two rates, whose logarithms are those of gamma variables."""
 
 import numpy as np
 import pytest
