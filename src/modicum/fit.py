@@ -39,7 +39,12 @@ from modicum.sample import RunSettings, draw, repeatable
 if TYPE_CHECKING:
     import polars as pl
 # What brms has after the outcome's | and Modicum's families do not read.
-FIELDS_ELSEWHERE = {"rate": "add offset(log({0})) to the terms"}
+FIELDS_ELSEWHERE = {
+    "rate": "add offset(log({0})) to the terms",
+    "subset": "leave the other rows out of the table",
+    "mi": "write se({0}, sigma=True) if {0} is the known error of each outcome",
+    **dict.fromkeys(("thres", "cat"), "classes are counted, or give mo.models.Ordinal(classes=5)"),
+}
 # Arguments that say how a table is read.
 OF_TABLES = ("weights", "offset", "matrices", "missing", "store", "dtype", "encoding")
 
@@ -295,6 +300,7 @@ def model_for(
             dict(changes.get("priors", model.prior_table)), encoding.steps
         )
     model = replace(model, **changes)
+    model.check_parameters(name for name, _ in encoding.others)
     _check_outcome(model, encoding)
     smooths = tuple(SmoothTerm(*smooth) for smooth in encoding.smooths)
     if smooths:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
+from modicum.fit import model_for
 from modicum.rows import csv as csv_module
 from modicum.rows import ingest, sources
 from modicum.rows.formula import FormulaEncoding, parsing
@@ -402,6 +403,43 @@ def test_functions_of_other_libraries_are_named_as_ours():
             read_formula(f"y ~ {name}(x)", frame, progressbar=False)
         for ours in re.findall(r"\b(?:bs|cr|C)\(.*?\)", instead):  # which are formulas
             read_formula(f"y ~ {ours}", frame, progressbar=False)
+
+
+@pytest.mark.parametrize(
+    ("formula", "words"),
+    [
+        ("bf(y ~ x, sigma ~ z)", "calls bf: pass the formulas"),
+        ("y ~ x + (1 |p| g)", "are not correlated"),
+        ("y ~ x + (1 | gr(g, dist = 'student'))", r"write \(1 \| g\) for gr\(g\)"),
+        ("y ~ 0 + Intercept + x", "leave it out, as there is an intercept"),
+        ("y ~ poly(x, 2, raw = TRUE)", "write True"),
+        ("y ~ as.factor(x)", r"as\.factor\(k\) is C\(k\)"),
+        ("y ~ splines::bs(x, 4)", r"splines::bs\(x\) is bs\(x\)"),
+        ("y | mi() ~ x", r"mi\(\) after \| names no column"),
+        ("y ~ a * x; a ~ z", "a nonlinear formula of brms"),
+    ],
+)
+def test_formulas_of_brms_are_refused_with_what_to_write(formula, words):
+    frame = pd.DataFrame({"y": [0, 1] * 20, "x": np.arange(40.0), "z": np.arange(40.0) ** 2})
+    with pytest.raises(mo.SettingError, match=words):
+        read_formula(formula, frame.assign(g=["u", "v"] * 20), progressbar=False)
+
+
+def test_columns_of_r_have_dots_in_their_names():
+    frame = pd.DataFrame({"y": [0, 1] * 20, "x": np.arange(40.0)})
+    frame["Sepal.Length"], frame["plot.id"] = frame["x"] + 1, ["u", "v"] * 20
+    for formula in ("Sepal.Length ~ log(Sepal.Length + 1)", "y ~ Sepal.Length + (1 | plot.id)"):
+        read_formula(formula, frame, progressbar=False)
+    rows = read_formula("y ~ np.log(Sepal.Length)", frame, progressbar=False)
+    np.testing.assert_allclose(rows.take([3])["x"], np.log(4.0))
+
+
+def test_a_formula_of_what_is_no_parameter_is_refused_without_terms_too():
+    """``nu ~ 1`` was read, and the degrees of freedom stayed as they were."""
+    frame = pd.DataFrame({"y": np.arange(40.0), "x": np.arange(40.0) ** 2})
+    model_for(read_formula("y ~ x; scale ~ 1", frame, progressbar=False), "student")
+    with pytest.raises(mo.SettingError, match="'nu' is not a parameter of StudentT"):
+        model_for(read_formula("y ~ x; nu ~ 1", frame, progressbar=False), "student")
 
 
 def test_a_natural_spline_beside_an_intercept_is_centred():

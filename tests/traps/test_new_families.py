@@ -211,6 +211,8 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
         ("inverse.gaussian", "inverse-gaussian"),
         ("Student_T", "student-t"),
         ("gaussian(log)", "gaussian-log"),
+        ("gaussian(link='log')", "gaussian-log"),
+        ("cratio", "stopping-ratio"),
         ("sratio", "stopping-ratio"),
         ("acat", "adjacent-category"),
         ("von_mises", "von-mises"),
@@ -218,6 +220,23 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
 )
 def test_names_of_brms_and_bambi_work(theirs, ours):
     assert family_named(theirs) is FAMILIES[ours]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ("cumulative('probit')", r"mo\.models\.Ordinal\(link='probit'\)"),
+        ("bernoulli(link = 'probit')", "use 'probit'"),
+        ("negbinomial(link='log')", "write 'negbinomial' without brackets"),
+        ("cratio('cloglog')", "another model"),
+        ("bernoulli(cauchit)", "use 'logistic', 'probit' or 'cloglog'"),
+        ("mixture(gaussian, gaussian)", r"mo\.Model"),
+        ("genpoisson", "'negative-binomial' for counts that vary more"),
+    ],
+)
+def test_families_of_brms_that_are_not_here_are_refused_with_what_to_do(theirs, words):
+    with pytest.raises(mo.SettingError, match=words):
+        family_named(theirs)
 
 
 @pytest.mark.parametrize("family", ["poisson", "gamma"])

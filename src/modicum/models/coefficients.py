@@ -7,7 +7,7 @@ one pass over the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from math import pi
@@ -77,6 +77,7 @@ ELSEWHERE = {  # what brms calls parameters of ours
     "zoi": "edge_chance",
     "coi": "one_share",
     "alpha": "skewness",
+    "shape": "overdispersion",
 }
 
 
@@ -137,13 +138,13 @@ class CoefficientPriors(BaseModel):
             object.__setattr__(self, "prior_scale", _scales(self.prior_scale))
         object.__setattr__(self, "priors", tidy_priors(self.priors) or None)
         object.__setattr__(self, "groups", tidy_groups(self.groups))
-        self._check_modelled()
+        self.check_parameters(self.modelled)
         self._check_priors()
 
-    def _check_modelled(self) -> None:
+    def check_parameters(self, names: Iterable[str]) -> None:
         """Refuse formulas of what is not a parameter of the family."""
         known = [parameter_of(name) for name in self.extras]
-        for name in self.modelled:
+        for name in names:
             if name not in known:
                 kind = type(self).__name__
                 reason = (

@@ -117,8 +117,9 @@ def count_classes(rows: Rows) -> int:
         absent = int(np.argmax(present != np.arange(len(present))))
         raise DataError(
             f"{outcome} has classes up to {count - 1}, of which {count - len(present):,} never "
-            f"occur (class {absent} is the first); number the classes 0, 1, 2, ... without gaps, "
-            f"look for a stray value, or give classes={count} if that many are meant."
+            f"occur (class {absent} is the first); number the classes 0, 1, 2, ... without gaps "
+            f"(in a formula C(...) ~ does), look for a stray value, or give classes={count} if "
+            "that many are meant."
         )
     if count > MANY and FEW * count > rows.observations:
         raise DataError(

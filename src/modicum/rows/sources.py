@@ -22,6 +22,11 @@ from modicum.rows.checks import common_length, names_like, reads_as_number
 BATCH_ROWS = 1 << 16
 
 T = TypeVar("T")
+NOT_COLUMNS = {  # what formulas of R and brms have, and ours do not
+    "Intercept": "leave it out, as there is an intercept unless the formula has a 0",
+    "TRUE": "write True",
+    "FALSE": "write False",
+}
 
 
 class Source(ABC):
@@ -77,7 +82,8 @@ class Source(ABC):
 
     def absent(self, name: str) -> str:
         """Return the error message for a column of the formula that the table does not have."""
-        return f"column {name!r} of the formula is not in the data: {self._hint(name)}"
+        hint = NOT_COLUMNS.get(name) or self._hint(name)
+        return f"column {name!r} of the formula is not in the data: {hint}"
 
     def _hint(self, name: str) -> str:
         return names_like(name, self.names)

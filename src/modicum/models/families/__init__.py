@@ -1,5 +1,7 @@
 """The linear-predictor families, one kind of outcome per file, and their names."""
 
+from dataclasses import fields
+
 from modicum.errors import SettingError, suggestion
 from modicum.models.families.classes import (
     AdjacentCategory,
@@ -124,7 +126,37 @@ IDENTITY = (
     "coefficients have a boundary that depends on the data; use {0!r}, whose link is the logarithm "
     "and whose effects multiply the mean, or 'gaussian' for effects that add up"
 )
-REFUSED = {f"{name}identity": IDENTITY.format(name) for name in ("poisson", "gamma")}
+OWN = "write its likelihood as a function of JAX (mo.Model), or for NumPyro (mo.from_numpyro)"
+REFUSED = {
+    **{f"{name}identity": IDENTITY.format(name) for name in ("poisson", "gamma")},
+    **dict.fromkeys(("geometric", "negbinomial2"), "use 'negative-binomial'"),
+    **dict.fromkeys(
+        ("compoisson", "genpoisson", "quasipoisson", "discreteweibull"),
+        "use 'negative-binomial' for counts that vary more than Poisson's; for those that vary "
+        f"less, {OWN}",
+    ),
+    "zeroinflatedbeta": "use 'zero-one-inflated-beta', which has both edges",
+    "shiftedlognormal": "use 'lognormal' for y - shift, with a shift that is known",
+    "exgaussian": "use 'skew-normal' or 'lognormal' for outcomes with one long tail",
+    "cratiocloglog": "with this link 'stopping-ratio' is another model, so " + OWN,
+    "cauchit": "use 'logistic', 'probit' or 'cloglog'",
+    "cox": "use 'weibull' for the times, or 'poisson' for the events of short intervals",
+    **dict.fromkeys(
+        (
+            "wiener",
+            "mixture",
+            "dirichlet",
+            "logisticnormal",
+            "frechet",
+            "genextremevalue",
+            "zeroinflatedbinomial",
+            "zeroinflatedbetabinomial",
+            "hurdlecumulative",
+            "customfamily",
+        ),
+        OWN,
+    ),
+}
 # Names that may mean another model than our family.
 PERHAPS = {"linear": "gaussian", "quantile": "asymmetric-laplace"}
 
@@ -143,6 +175,10 @@ def as_family(family: object) -> LinearPredictorModel | None:
     return kind if isinstance(kind, LinearPredictorModel) else None
 
 
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
 def family_named(name: str) -> type[LinearPredictorModel]:
     """Return the family of this name, ours or another library's.
 
@@ -151,11 +187,22 @@ def family_named(name: str) -> type[LinearPredictorModel]:
     >>> family_named("zero_inflated_poisson").__name__, family_named("bernoulli").__name__
     ('ZeroInflatedPoisson', 'Logistic')
     """
-    letters = "".join(filter(str.isalnum, name.lower()))
-    ours = {one.replace("-", ""): one for one in FAMILIES}.get(letters)
-    found = ours or CALLED_ELSEWHERE.get(letters)
-    if letters in REFUSED:
-        raise SettingError(f"there is no family {name!r}: {REFUSED[letters]}.")
+    base, bracket, inside = name.partition("(")
+    link = _letters(inside.partition("=")[2] or inside)
+    letters = _letters(base) + link
+    ours = {one.replace("-", ""): one for one in FAMILIES}
+    found = ours.get(letters) or CALLED_ELSEWHERE.get(letters)
+    refused = next((REFUSED[a] for a in (letters, _letters(base), link) if a in REFUSED), None)
+    if found is None and refused is not None:
+        raise SettingError(f"there is no family {name!r}: {refused}.")
+    if found is None and bracket:
+        kind = family_named(base)
+        remedy = f"write {base!r} without brackets, since its link is the only one"
+        if "link" in {field.name for field in fields(kind)}:
+            remedy = f"a link is a setting, as in mo.models.{kind.__name__}(link='probit')"
+        elif link in ours:
+            remedy = f"use {link!r}"
+        raise SettingError(f"there is no family {name!r}: {remedy}.")
     if found is None:
         likely = PERHAPS.get(letters)
         hint = suggestion(name, FAMILIES) if likely is None else f" (did you mean {likely!r}?)"

@@ -74,6 +74,22 @@ CALLED_ELSEWHERE = {  # functions of R, mgcv, brms and patsy, and what to write 
     "Surv": "'time | event(died) ~ ...', and one of the families for times",
     "cbind": "'wins | trials(games) ~ ...', and family='binomial'",
     "mi": "the column itself, and missing='drop' among the arguments",
+    "me": "the column itself, whose values then count as exact, or a model of your own (mo.Model)",
+    "gp": "s(x), or te(x, z)",
+    "gr": (
+        "(1 | g) for gr(g), and f + (0 + f || g) for gr(g, by=f); groups with a known covariance "
+        "or Student-t effects need a model of your own (mo.Model)"
+    ),
+    "mm": "(1 | g) for one of the groups, or a model of your own (mo.Model)",
+    "mvbind": "one formula for each outcome, and fit them one by one",
+    **dict.fromkeys(
+        ("ar", "ma", "arma", "cosy", "unstr", "fcor"),
+        "s(t) or rw(t) for what changes in time, and (1 | g) for what rows of a group share",
+    ),
+    "sar": "car(region, W)",
+    "ifelse": "where(x > 0, 1, 0)",
+    "relevel": "contr.treatment('b') as the second argument of C",
+    "cut": "I(x > 0), or make a column of classes first",
 }
 CONTRASTS = {
     "treatment": "TreatmentContrasts",

@@ -124,6 +124,12 @@ class _Reading:
         used = [name for e in (*self.factors, *further, *outcome) for name in e.names]
         self._needed = tuple(dict.fromkeys([*used, *self.groupings.names]))
         for name in self._needed:
+            if name not in source.names and any(p.parameter == name for p in formula.predictors):
+                raise SettingError(
+                    f"the formulas explain {name!r}, which is also among their terms, as in a "
+                    "nonlinear formula of brms: write such a model as a function of JAX (mo.Model) "
+                    "or for NumPyro (mo.from_numpyro)."
+                )
             if name not in source.names:
                 raise SettingError(source.absent(name))
         types = source.types(self._needed)

@@ -275,8 +275,9 @@ def _check_smooths(predictor: ParsedPredictor, groups: Sequence[ParsedGroup]) ->
 def _in_backticks(text: str, columns: Sequence[str]) -> str:
     """Put names in backticks that Python would not read as those of columns.
 
-    These are keywords, and names that Python normalizes, as it makes a Greek letter of the micro
-    sign. A name that is that of one column after normalization is meant as this column's.
+    These are keywords, names with dots, and names that Python normalizes, as it makes a Greek
+    letter of the micro sign. A name that is that of one column after normalization is meant as
+    this column's.
     """
     alike: dict[str, list[str]] = {}
     for name in columns:
@@ -287,14 +288,23 @@ def _in_backticks(text: str, columns: Sequence[str]) -> str:
         names = alike.get(unicodedata.normalize("NFKC", word), [])
         name = names[0] if len(names) == 1 else word
         odd = name in names and not unicodedata.is_normalized("NFKC", name)
+        odd = odd or ("." in name and word in columns)
         return f"`{name}`" if word[0] not in "`'\"" and (odd or name in STATEMENTS) else word
 
-    return QUOTED_OR_WORD.sub(replaced, text)
+    dotted = [re.escape(name) for name in columns if re.fullmatch(r"\w+([.]\w+)+", name)]
+    longest_first = sorted(dotted, key=len, reverse=True)
+    whole = [rf"(?<![\w.])({'|'.join(longest_first)})(?![\w.(])"] * bool(dotted)
+    return re.sub("|".join([*whole, QUOTED_OR_WORD.pattern]), replaced, text)
 
 
 def _sides(text: str) -> tuple[str, str]:
     """Split a formula at ~; refuse one that has no such sign, or no complete terms after it."""
     sides = [part for _, part in _split(text, "~")]
+    if re.match(r"\s*(bf|brmsformula|mvbf)\s*\(", text):
+        raise SettingError(
+            f"the formula {text.strip()!r} calls {text.strip().partition('(')[0]}: pass the "
+            "formulas of an outcome as ('y ~ x', 'scale ~ z')."
+        )
     if len(sides) != 2:
         raise SettingError(
             f"the formula {text!r} must have one ~ between the outcome and the terms, as in "
@@ -380,6 +390,11 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
                 f"the outcome {text.strip()!r} cannot have {'another' if dict(fields) else 'a'} "
                 f"field {call[1]!r} after |: {remedy}."
             )
+        if not call[2].strip():
+            raise SettingError(
+                f"{piece.strip()} after | names no column: name one, or leave it out (rows without "
+                "an outcome are left out by missing='drop')."
+            )
         fields += _fields_of(call[1], call[2])
     return outcome, tuple(fields)
 
@@ -445,6 +460,12 @@ def _terms(text: str, others: Sequence[str]) -> tuple[tuple[Factors, ...], bool]
         raise SettingError(
             f"%in% in {text.strip(' +')!r} is ambiguous: write a:b for the interaction alone, or "
             "a/b for a and b within a."
+        )
+    call = re.search(r"\b(\w+::+|`?as`?[.])\w+\s*(?=\()", text)
+    if call is not None:
+        raise SettingError(
+            f"the formula calls {call[0].replace('`', '')}, and functions are called by their "
+            "names alone: as.factor(k) is C(k), and splines::bs(x) is bs(x)."
         )
     terms = _expanded(f"1 + {text}" if text.strip() else "1", others)
     return tuple(sorted(filter(None, terms), key=len)), () in terms
@@ -611,7 +632,10 @@ def _split_at_bar(inside: str) -> tuple[str, bool, str] | None:
         return None
     double = len(at) == 2 and at[1] == at[0] + 1
     if len(at) > 1 and not double:
-        raise SettingError(f"the group term ({inside.strip()}) has more than one |: keep one.")
+        raise SettingError(
+            f"the group term ({inside.strip()}) has more than one |: keep one (effects on several "
+            "parameters or outcomes, as in brms's (1 |p| g), are not correlated)."
+        )
     return inside[: at[0]], not double, inside[at[-1] + 1 :]
 
 
