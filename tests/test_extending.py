@@ -149,7 +149,7 @@ def test_a_prior(monkeypatch, truth, tmp_path):
     assert disagreements(flat_draws(post), without) != []
     everything_by_file(post, rows, tmp_path)
     r = np.array([0.01, 0.05])
-    automatic = PAGE.LogisticPrior.precision(r**2, np.zeros(2), np.full(2, 0.02))
+    automatic = PAGE.LogisticPrior(0, 0.02).precision(r**2)
     np.testing.assert_allclose(automatic, np.tanh(r / 0.04) / (0.02 * r), rtol=1e-5)
 
 

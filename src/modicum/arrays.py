@@ -133,6 +133,6 @@ def log1m_exp(x: jax.Array) -> jax.Array:
     return value
 
 
-def log_gamma_of(x: jax.Array) -> jax.Array:
+def log_gamma_of(x: jax.Array | float) -> jax.Array:
     """Log-gamma; its derivatives are costly (see `models.families.links`)."""
     return special.gammaln(x) if is_numpy(x) else jax.scipy.special.gammaln(x)

@@ -18,7 +18,7 @@ from modicum.models.covariances import (
     unnormalized_lkj,
     unnormalized_lkj_integral,
 )
-from modicum.models.priors.distributions import HalfNormal
+from modicum.models.priors.distributions import HalfNormal, as_tree
 from modicum.models.priors.exact import Effects, log_hyper_density
 
 POINTS = np.array([0.0, 5.0, 19.0, 40.0, -19.0])
@@ -53,14 +53,14 @@ def test_what_a_partial_correlation_leaves_over_is_exact_to_its_last_digits(x64)
 
 def test_both_models_of_group_effects_use_it(x64):
     """At x = 19 and 40, rounding r would put the log-density off, or at minus infinity."""
-    numbers = (np.asarray(1.0), np.asarray(1.0), np.asarray(1.7))
-    term = Effects((0, 1), 2, (2, 3), (4,), (HalfNormal, HalfNormal), numbers)
+    scales, eta = (as_tree(HalfNormal(1.0)),) * 2, np.asarray(1.7)
+    term = Effects(scales, eta, (0, 1), (2, 3), (4,))
 
     @jax.jit
     def densities(t):
         theta = {"group_log_sd": t[2:4], "group_partial": t[4:]}
         effects = term.log_effects(t)
-        integrated = log_hyper_density(term.kinds, Covariance(2).hyper(theta), numbers)
+        integrated = log_hyper_density(scales, eta, Covariance(2).hyper(theta))
         return integrated, term.log_density(t) - effects, effects
 
     gaps = []

@@ -14,7 +14,7 @@ from modicum.linalg.arrow import ArrowMatrix
 from modicum.models import Target
 from modicum.models.covariances import correlations, partials_of
 from modicum.models.multilevel import multilevel
-from modicum.models.priors.distributions import HalfNormal
+from modicum.models.priors.distributions import HalfNormal, as_tree
 from modicum.models.priors.exact import Effects
 
 M, P, G = mo.models, mo.priors, mo.models.GroupTerm
@@ -88,8 +88,7 @@ def test_correlated_effects_have_an_lkj_prior(count, x64):
     where = tuple(range(count * levels))
     sds = tuple(range(len(where), len(where) + count))
     partials = tuple(range(sds[-1] + 1, sds[-1] + 1 + pairs))
-    numbers = (*(np.asarray(1.0),) * count, np.asarray(eta))
-    term = Effects(where, count, sds, partials, (HalfNormal,) * count, numbers)
+    term = Effects((as_tree(HalfNormal(1.0)),) * count, np.asarray(eta), where, sds, partials)
 
     @jax.jit
     def transformed(own):
@@ -112,7 +111,7 @@ def test_correlated_effects_have_an_lkj_prior(count, x64):
     points = 0.5 * rng.normal(size=(3, partials[-1] + 1))
     gaps = [float(ours(term, t)) - without_constant(t) for t in points]
     assert np.ptp(gaps) < 1e-8
-    wrong = replace(term, numbers=(*numbers[:-1], np.asarray(eta + 0.3)))
+    wrong = replace(term, eta=np.asarray(eta + 0.3))
     assert np.ptp([float(ours(wrong, t)) - without_constant(t) for t in points]) > 1e-3
     own = points[0][list(partials)]
     np.testing.assert_allclose(transformed(own)[2], own, atol=1e-10)
@@ -120,8 +119,7 @@ def test_correlated_effects_have_an_lkj_prior(count, x64):
 
 def test_the_scale_settles_at_its_closed_form(x64):
     """tau^4 / s^2 + (L - 1) tau^2 - S = 0 for HalfNormal(s), in the sampled log tau."""
-    numbers = (np.asarray(0.8), np.asarray(2.0))
-    term = Effects(tuple(range(20)), 1, (20,), (), (HalfNormal,), numbers)
+    term = Effects((as_tree(HalfNormal(0.8)),), np.asarray(2.0), tuple(range(20)), (20,), ())
     t = np.append(np.random.default_rng(1).normal(size=20), 0.0)
     covariance = ArrowMatrix.of(0.1 * np.eye(21))
     settled = term.settle(t, covariance)[20]

@@ -11,6 +11,7 @@ import modicum as mo
 from helpers.refusals import refused
 from helpers.targets import gaussian_rows, sums_of
 from modicum.models.over_draws import ModelPredictor, rebuild
+from modicum.models.priors.distributions import as_tree
 from modicum.passes import anchor_at_mode
 
 M, P = mo.models, mo.priors
@@ -32,14 +33,12 @@ def test_densities_match_scipy(name, x64):
     prior, truth = DENSITIES[name]
     value = np.array([0.3, 1.0, 4.0])
     other = type(prior)(*(1.1 * number for number in prior.numbers))
-    each, elsewhere = jax.jit(lambda x: (prior.density(x, *prior.numbers), other.log_density(x)))(
-        value
-    )
+    each, elsewhere = jax.jit(lambda x: (prior.density(x), other.log_density(x)))(value)
     np.testing.assert_allclose(each, truth.logpdf(value), rtol=1e-6, atol=1e-6)
     assert abs(float(elsewhere) - truth.logpdf(value).sum()) > 1e-3
 
 
-horseshoe = jax.jit(P.Horseshoe.density)
+horseshoe = jax.jit(lambda prior, value, tau: prior.density(value, tau))
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.02, 0.3, 3.0])
@@ -53,9 +52,8 @@ def test_the_horseshoe_is_its_mixture(beta, x64):
         return stats.norm.pdf(beta, 0, sd) / (np.pi * np.cosh(v))
 
     truth = integrate.quad(integrand, -40, 40, limit=400, points=[-5, 0, 5])[0]
-    ours, wrong = (
-        np.exp(horseshoe(beta, 1.0, slab, 1.0, resolution, scale)) for scale in (tau, 1.2 * tau)
-    )
+    prior = as_tree(P.Horseshoe(1.0, slab, 1.0, resolution))
+    ours, wrong = (np.exp(horseshoe(prior, beta, scale)) for scale in (tau, 1.2 * tau))
     assert ours == pytest.approx(truth, rel=1e-3)
     assert wrong != pytest.approx(truth, rel=1e-2)
 
@@ -66,12 +64,9 @@ def test_the_approximating_normal_has_the_slope_of_the_density(name, x64):
     prior = DENSITIES[name][0]
     r = np.array([0.1, 1.0, 5.0])
     step = 1e-5
-    numbers = [np.asarray(number) for number in prior.numbers]
     density = jax.jit(prior.density)
-    up, down = (np.asarray(density(prior.centre + r + sign * step, *numbers)) for sign in (1, -1))
-    np.testing.assert_allclose(
-        prior.precision(r**2, *numbers), -(up - down) / (2 * step) / r, rtol=1e-5
-    )
+    up, down = (np.asarray(density(prior.centre + r + sign * step)) for sign in (1, -1))
+    np.testing.assert_allclose(prior.precision(r**2), -(up - down) / (2 * step) / r, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +182,7 @@ def test_flat_priors_without_a_posterior_are_refused(case):
 def r2_and_share(prior, count, counted, number=4_000):
     """Draw R^2 and the first share from the density of tau and local variances given tau."""
     rng, log_tau = np.random.default_rng(1), np.linspace(-9, 9, 20_001)
-    log_scale = jax.jit(
-        jax.vmap(lambda log: prior.log_scale(jnp.exp(log), counted, *prior.hyperparameters))
-    )
+    log_scale = jax.jit(jax.vmap(lambda log: prior.log_scale(jnp.exp(log), counted)))
     density = np.exp(np.asarray(log_scale(log_tau)) + log_tau)
     below = np.cumsum(density) * (log_tau[1] - log_tau[0])
     tau = np.exp(np.interp(rng.random(number) * below[-1], below, log_tau))

@@ -189,7 +189,7 @@ class IntegratedEffects(GroupIntegrals):
     def log_own_prior(self, theta: Params) -> jax.Array:
         """Log-prior of the covariance of the integrated effects."""
         prior = self.own_prior
-        return log_hyper_density(prior.kinds, self.covariance.hyper(theta), prior.numbers)
+        return log_hyper_density(prior.scales, np.asarray(prior.eta), self.covariance.hyper(theta))
 
     @property
     def own_prior(self) -> PooledPrior:

@@ -1,7 +1,7 @@
 """The distributions that a user may choose as priors; hashable, and saved with a posterior.
 
-A distribution is a frozen dataclass of plain numbers. Its log-density takes arrays (`density`), so
-that the arguments for many columns are passed as one array, and changing them compiles nothing.
+A distribution is a frozen dataclass of plain numbers. The priors of many columns are one of the
+same kind whose numbers are arrays (`together`): a pytree, so that other numbers compile nothing.
 
 All distributions on the real line but the flat one are scale mixtures of normals. For a coefficient
 with posterior second moment r^2, such a prior is approximated by the normal with precision
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +67,10 @@ class Prior(ABC):
                 )
             object.__setattr__(self, field.name, float(value))
 
+    def __setstate__(self, state: Mapping[str, object]) -> None:
+        _registered(type(self))  # in the process that reads it
+        self.__dict__.update(state)
+
     @property
     def numbers(self) -> tuple[float, ...]:
         """The arguments of the density, in order."""
@@ -86,14 +91,13 @@ class Prior(ABC):
         """Logarithm of the share of the density's mass between the bounds."""
         return 0.0
 
-    @staticmethod
     @abstractmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """Log-density, elementwise, of arrays of values and arguments."""
+    def density(self, value: jax.Array) -> jax.Array:
+        """Log-density, elementwise."""
 
     def log_density(self, value: jax.Array) -> jax.Array:
         """Log-density, summed over the entries of `value`."""
-        return jnp.sum(self.density(jnp.asarray(value), *map(jnp.asarray, self.numbers)))
+        return jnp.sum(as_tree(self).density(jnp.asarray(value)))
 
     @property
     def centre(self) -> float:
@@ -133,12 +137,11 @@ class Prior(ABC):
         """Whether it has a unit that follows from the rows."""
         return False
 
-    @classmethod
-    def precision(cls, square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+    def precision(self, square: np.ndarray) -> np.ndarray:
         """w(r) at r^2 = `square`, the second moment about the mean; automatic without a formula."""
-        r, place = np.sqrt(square), cls.number_names().index("mean")
-        value, arguments = numbers[place] + r, [jnp.asarray(x) for x in numbers]
-        slope = jax.grad(lambda value: jnp.sum(cls.density(value, *arguments)))(jnp.asarray(value))
+        r = np.sqrt(square)
+        value = jnp.asarray(self.mean + r)  # type: ignore[attr-defined]
+        slope = jax.grad(lambda value: jnp.sum(self.density(value)))(value)
         return np.asarray(-slope / r)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -170,9 +173,55 @@ class Prior(ABC):
         return f"{hyphenated(type(self))}({', '.join(parts)})"
 
 
+P = TypeVar("P", bound=Prior)
+
+
+@cache
+def _registered(kind: type[Prior]) -> None:
+    """Register a kind of prior as a pytree: the arguments of its density are leaves."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    inner = kind.number_names()
+    static = [name for name in names if name not in inner]
+
+    def flatten(prior: Prior) -> tuple[tuple[object, ...], tuple[object, ...]]:
+        return tuple(getattr(prior, k) for k in inner), tuple(getattr(prior, k) for k in static)
+
+    def unflatten(others: tuple[object, ...], numbers: Sequence[object]) -> Prior:
+        prior = object.__new__(kind)  # without its checks, which are of plain numbers
+        prior.__dict__.update(zip((*inner, *static), (*numbers, *others), strict=True))
+        return prior
+
+    jax.tree_util.register_pytree_node(kind, flatten, unflatten)
+
+
+def as_tree(prior: P) -> P:
+    """Return a prior whose numbers are arrays."""
+    _registered(type(prior))
+    tree: P = jax.tree.map(np.asarray, prior)
+    return tree
+
+
+def together(priors: Sequence[P]) -> P:
+    """Return priors of one kind and with the same bounds as one, whose numbers are arrays."""
+    joined: P = jax.tree.map(lambda *numbers: np.array(numbers), *map(as_tree, priors))
+    return joined
+
+
 def hyphenated(kind: type) -> str:
     """Return the name of a class as users write it: "student-t" for StudentT."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower()
+
+
+def _normal(value: jax.Array, mean: float | jax.Array, sd: float | jax.Array) -> jax.Array:
+    """-((value - mean) / sd)^2 / 2, plus its constant."""
+    z = (value - mean) / sd
+    return -0.5 * z**2 - namespace(value).log(sd) - HALF_LOG_2PI
+
+
+def _half_cauchy(value: jax.Array, scale: float | jax.Array) -> jax.Array:
+    """-log(1 + (value / scale)^2), plus its constant."""
+    xp = namespace(value)
+    return -xp.log1p((value / scale) ** 2) - xp.log(scale) + np.log(2 / np.pi)
 
 
 # On the real line --------------------------------------------------------------------------
@@ -280,13 +329,9 @@ class Normal(BetweenBounds):
     law: ClassVar[str] = "norm"
     quadratic: ClassVar[bool] = True
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """-((value - mean) / sd)^2 / 2, plus its constant."""
-        xp = namespace(value)
-        mean, sd = numbers
-        z = (value - mean) / sd
-        return -0.5 * z**2 - xp.log(sd) - HALF_LOG_2PI
+        return _normal(value, self.mean, self.sd)
 
     @property
     def width(self) -> float:
@@ -314,14 +359,12 @@ class StudentT(BetweenBounds):
     scale: float = 1.0
     law: ClassVar[str] = "t"
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """-(df + 1)/2 log(1 + z^2 / df), plus its constant."""
-        xp = namespace(value)
-        df, mean, scale = numbers
-        z = (value - mean) / scale
+        xp, df = namespace(value), self.df
+        z = (value - self.mean) / self.scale
         constant = log_gamma_of((df + 1) / 2) - log_gamma_of(df / 2) - 0.5 * xp.log(df * xp.pi)
-        return constant - xp.log(scale) - (df + 1) / 2 * xp.log1p(z**2 / df)
+        return constant - xp.log(self.scale) - (df + 1) / 2 * xp.log1p(z**2 / df)
 
     @property
     def width(self) -> float:
@@ -330,11 +373,9 @@ class StudentT(BetweenBounds):
 
         return float(self.scale * stdtrit(self.df, FAR_QUANTILE) / 3)
 
-    @staticmethod
-    def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+    def precision(self, square: np.ndarray) -> np.ndarray:
         """(df + 1) / (df scale^2 + r^2)."""
-        df, _, scale = numbers
-        return np.asarray((df + 1) / (df * scale**2 + square))
+        return np.asarray((self.df + 1) / (self.df * self.scale**2 + square))
 
     def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
@@ -356,23 +397,19 @@ class Laplace(BetweenBounds):
     scale: float = 1.0
     law: ClassVar[str] = "laplace"
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """-|value - mean| / scale, plus its constant."""
         xp = namespace(value)
-        mean, scale = numbers
-        return -xp.abs(value - mean) / scale - xp.log(2 * scale)
+        return -xp.abs(value - self.mean) / self.scale - xp.log(2 * self.scale)
 
     @property
     def width(self) -> float:
         """A third of the distance to the 0.99865 quantile."""
         return float(-self.scale * np.log(2 * (1 - FAR_QUANTILE)) / 3)
 
-    @staticmethod
-    def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+    def precision(self, square: np.ndarray) -> np.ndarray:
         """1 / (scale r)."""
-        _, scale = numbers
-        return np.asarray(1 / (scale * np.sqrt(square)))
+        return np.asarray(1 / (self.scale * np.sqrt(square)))
 
     def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
@@ -408,7 +445,7 @@ class ShrunkPrior(Prior):
 
     @classmethod
     def number_names(cls) -> list[str]:
-        """Names of the arguments of the density, but for tau, which comes last."""
+        """Names of the arguments of the density, but for tau."""
         return [*cls.shared, "unit", "resolution"]
 
     @property
@@ -416,38 +453,41 @@ class ShrunkPrior(Prior):
         """The arguments that all coefficients with the same tau share."""
         return tuple(getattr(self, name) for name in self.shared)
 
-    @staticmethod
     @abstractmethod
-    def mixture(xp: ModuleType, tau: Array, *shared: Array) -> tuple[Array, Array]:
+    def mixture(self, xp: ModuleType, tau: Array) -> tuple[Array, Array]:
         """Log-weights and variances of the normals of which the density is a mixture."""
 
-    @staticmethod
     @abstractmethod
-    def log_scale(tau: jax.Array, count: int, *shared: jax.Array) -> jax.Array:
+    def log_scale(self, tau: jax.Array, count: int) -> jax.Array:
         """Log-density of tau, which `count` coefficients share."""
 
-    @staticmethod
+    @property
     @abstractmethod
-    def log_typical(*shared: float) -> float:
+    def log_typical(self) -> float:
         """Logarithm of a typical tau."""
 
-    @classmethod
-    def density(cls, value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """Log-density given tau, the last of `numbers`: a mixture of normals."""
-        *shared, unit, resolution, tau = numbers
+    def with_units(self, unit: Array | float | None, resolution: Array | float | None) -> Self:
+        """Return the prior of coefficients with other units and resolutions."""
+        other = copy(self)
+        object.__setattr__(other, "unit", unit)
+        object.__setattr__(other, "resolution", resolution)
+        return other
+
+    def density(self, value: jax.Array, tau: jax.Array) -> jax.Array:  # type: ignore[override]
+        """Log-density given tau: a mixture of normals."""
+        unit, resolution = jnp.asarray(self.unit), jnp.asarray(self.resolution)
         z = (value / unit)[..., None]
-        log_weights, variances = cls.mixture(jnp, tau, *shared)
-        sd = jnp.sqrt(variances + jnp.asarray(resolution)[..., None] ** 2)
+        log_weights, variances = self.mixture(jnp, tau)
+        sd = jnp.sqrt(variances + resolution[..., None] ** 2)
         log_terms = log_weights - 0.5 * (z / sd) ** 2 - jnp.log(sd)
         return logsumexp(log_terms, axis=-1) - HALF_LOG_2PI - jnp.log(unit)
 
-    @classmethod
-    def precision(cls, square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+    def precision(self, square: np.ndarray, tau: np.ndarray) -> np.ndarray:  # type: ignore[override]
         """E(1 / sd^2 | r), over the local scale."""
-        *shared, unit, resolution, tau = numbers
+        unit, resolution = np.asarray(self.unit), np.asarray(self.resolution)
         z2 = (square / unit**2)[..., None]
-        log_weights, variances = cls.mixture(np, tau, *shared)
-        sd = np.sqrt(variances + np.asarray(resolution)[..., None] ** 2)
+        log_weights, variances = self.mixture(np, tau)
+        sd = np.sqrt(variances + resolution[..., None] ** 2)
         log = log_weights - 0.5 * z2 / sd**2 - np.log(sd)
         share = np.exp(log - log.max(axis=-1, keepdims=True))
         mean = np.sum(share / sd**2, axis=-1) / share.sum(axis=-1)
@@ -497,22 +537,20 @@ class Horseshoe(ShrunkPrior):
     resolution: float | None = None
     shared: ClassVar[tuple[str, ...]] = ("scale", "slab")
 
-    @staticmethod
-    def mixture(xp: ModuleType, tau: Array, *shared: Array) -> tuple[Array, Array]:
+    def mixture(self, xp: ModuleType, tau: Array) -> tuple[Array, Array]:
         """Half-Cauchy local scales, which the slab limits."""
         free = xp.asarray(tau)[..., None] * np.exp(_NODES)
-        slab = xp.asarray(shared[1])[..., None]
+        slab = xp.asarray(self.slab)[..., None]
         return _LOG_WEIGHTS, (slab * free) ** 2 / (slab**2 + free**2)
 
-    @staticmethod
-    def log_scale(tau: jax.Array, count: int, *shared: jax.Array) -> jax.Array:
+    def log_scale(self, tau: jax.Array, count: int) -> jax.Array:
         """Half-Cauchy."""
-        return HalfCauchy.density(tau, shared[0])
+        return _half_cauchy(tau, self.scale)
 
-    @staticmethod
-    def log_typical(*shared: float) -> float:
+    @property
+    def log_typical(self) -> float:
         """Logarithm of its scale."""
-        return float(np.log(shared[0]))
+        return float(np.log(self.scale))
 
     @property
     def width(self) -> float:
@@ -568,24 +606,22 @@ class R2D2(ShrunkPrior):
         if not self.mean_R2 < 1:
             raise SettingError(f"mean_R2 of R2D2 must be below 1, not {self.mean_R2:g}.")
 
-    @staticmethod
-    def mixture(xp: ModuleType, tau: Array, *shared: Array) -> tuple[Array, Array]:
+    def mixture(self, xp: ModuleType, tau: Array) -> tuple[Array, Array]:
         """Gamma local variances; what lies below the nodes counts as at the first."""
-        shape = xp.asarray(shared[2])[..., None]
+        shape = xp.asarray(self.cons_D2)[..., None]
         log = np.log(2 * STEP) + 2 * shape * _NODES - np.exp(2 * _NODES) - log_gamma_of(shape)
         rest = xp.log(xp.maximum(1 - xp.sum(xp.exp(log[..., 1:]), axis=-1, keepdims=True), 1e-12))
         log_weights = xp.concatenate([rest, log[..., 1:]], axis=-1)
         return log_weights, (xp.asarray(tau)[..., None] * np.exp(_NODES)) ** 2
 
-    @staticmethod
-    def log_scale(tau: jax.Array, count: int, *shared: jax.Array) -> jax.Array:
+    def log_scale(self, tau: jax.Array, count: int) -> jax.Array:
         """Log-density of tau = rho^(-1/2), where p(rho) is rho^(b - 1) 1F1(a + b; c + b; -rho).
 
         a and b are the arguments of the beta distribution, and c = count cons_D2. 1F1 is an
         integral over a beta(a + b, c - a) variable u of e^(-rho u); at c = a, u is 1.
         """
-        mean, precision, concentration = shared
-        a, b, c = mean * precision, (1 - mean) * precision, count * concentration
+        mean, total, c = self.mean_R2, self.prec_R2, count * self.cons_D2
+        a, b = mean * total, (1 - mean) * total
         rest = jnp.maximum(c - a, 0.01)
         log_u, log_v = log_sigmoid(jnp.asarray(_LOGITS)), log_sigmoid(jnp.asarray(-_LOGITS))
         log_beta = log_gamma_of(a + b) + log_gamma_of(rest) - log_gamma_of(a + b + rest)
@@ -596,11 +632,11 @@ class R2D2(ShrunkPrior):
         log_rho = (b - 1) * jnp.log(rho) + logsumexp(log_terms) - log_beta - mass
         return log_rho + np.log(2) - 3 * jnp.log(tau)
 
-    @staticmethod
-    def log_typical(*shared: float) -> float:
+    @property
+    def log_typical(self) -> float:
         """Logarithm of the scale at which local variances add up to a typical W of ten shares."""
-        mean, _, concentration = shared
-        return float(np.log(mean / (1 - mean) / (10 * concentration)) / 2)
+        mean = self.mean_R2
+        return float(np.log(mean / (1 - mean) / (10 * self.cons_D2)) / 2)
 
     def check_count(self, count: int) -> None:
         """Refuse too few coefficients for shares of this concentration."""
@@ -626,11 +662,9 @@ class Flat(Prior):
 
     quadratic: ClassVar[bool] = True
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """Zero."""
-        xp = namespace(value)
-        return xp.zeros_like(value)
+        return namespace(value).zeros_like(value)
 
 
 # Of the steps between ordered levels -------------------------------------------------------
@@ -665,10 +699,9 @@ class Monotonic(Prior):
         """Names of the arguments of the density of b."""
         return ["mean", "sd"]
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """The density of b."""
-        return Normal.density(value, *numbers)
+        return _normal(value, *self.numbers)
 
     @property
     def width(self) -> float:
@@ -691,8 +724,7 @@ class StepShare(Prior):
     is_silent: ClassVar[bool] = True
     quadratic: ClassVar[bool] = True
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """Zero: the density is that of all shares."""
         return namespace(value).zeros_like(value)
 
@@ -723,11 +755,10 @@ class LogNormal(Prior):
     support: ClassVar[Support] = "positive"
     quadratic: ClassVar[bool] = True
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """Log-density of the logarithm, minus the logarithm."""
-        xp = namespace(value)
-        return Normal.density(xp.log(value), *numbers) - xp.log(value)
+        log_value = namespace(value).log(value)
+        return _normal(log_value, self.mean, self.sd) - log_value
 
     @property
     def centre(self) -> float:
@@ -758,12 +789,9 @@ class HalfNormal(Prior):
     sd: float = 1.0
     support: ClassVar[Support] = "positive"
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """Twice the density of the normal."""
-        xp = namespace(value)
-        (sd,) = numbers
-        return Normal.density(value, xp.zeros_like(sd), sd) + np.log(2)
+        return _normal(value, 0.0, self.sd) + np.log(2)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
@@ -784,12 +812,9 @@ class HalfCauchy(Prior):
     scale: float = 1.0
     support: ClassVar[Support] = "positive"
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """-log(1 + (value / scale)^2), plus its constant."""
-        xp = namespace(value)
-        (scale,) = numbers
-        return -xp.log1p((value / scale) ** 2) - xp.log(scale) + np.log(2 / np.pi)
+        return _half_cauchy(value, self.scale)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
@@ -810,12 +835,9 @@ class Exponential(Prior):
     rate: float = 1.0
     support: ClassVar[Support] = "positive"
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """Log rate - rate value."""
-        xp = namespace(value)
-        (rate,) = numbers
-        return xp.log(rate) - rate * value
+        return namespace(value).log(self.rate) - self.rate * value
 
     @property
     def centre(self) -> float:
@@ -842,13 +864,11 @@ class Gamma(Prior):
     rate: float = 1.0
     support: ClassVar[Support] = "positive"
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """(shape - 1) log value - rate value, plus its constant."""
-        xp = namespace(value)
-        shape, rate = numbers
-        constant = shape * xp.log(rate) - log_gamma_of(shape)
-        return constant + (shape - 1) * xp.log(value) - rate * value
+        xp, shape = namespace(value), self.shape
+        constant = shape * xp.log(self.rate) - log_gamma_of(shape)
+        return constant + (shape - 1) * xp.log(value) - self.rate * value
 
     @property
     def centre(self) -> float:
@@ -874,11 +894,9 @@ class LKJ(Prior):
     eta: float = 2.0
     support: ClassVar[Support] = "correlation"
 
-    @staticmethod
-    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def density(self, value: jax.Array) -> jax.Array:
         """Log-density as a function of log det(R), up to a constant."""
-        (eta,) = numbers
-        return (eta - 1) * value
+        return (self.eta - 1) * value
 
 
 DISTRIBUTIONS: dict[str, type[Prior]] = {

@@ -12,11 +12,10 @@ no pass over the rows. Priors of logarithms are smooth, and stay as they are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import lgamma
-from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +25,9 @@ from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, namespa
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
 from modicum.models.constraints import Entries, Interval, simplex
 from modicum.models.covariances import covariance_factor, unnormalized_lkj
-from modicum.models.priors.distributions import Normal, Prior, ShrunkPrior
+from modicum.models.priors.distributions import Prior, ShrunkPrior
 from modicum.runtime import Array, jit
 
-Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
 T = TypeVar("T")
 
 
@@ -52,7 +50,6 @@ class NonCentred(NamedTuple):
 class ExactTerm(ABC):
     """The prior of some entries of t."""
 
-    numbers: Numbers
     smooth: bool = False  # whether Newton's method climbs the log-density itself, not a normal
     pooled: ClassVar[bool] = False  # whether the entries are effects of a pooled term
     on_numpy: ClassVar[bool] = True  # whether `log_density` also takes NumPy's arrays (..., d)
@@ -79,10 +76,14 @@ class ExactTerm(ABC):
         return None
 
 
-def _as_tree(kind: type[T]) -> type[T]:
-    """Register a kind of term as a pytree: its numbers are data, and all else is static."""
-    static = [f.name for f in fields(kind) if f.name != "numbers"]  # type: ignore[arg-type]
-    return jax.tree_util.register_dataclass(kind, ["numbers"], static)
+def _tree(*numbers: str) -> Callable[[type[T]], type[T]]:
+    """Register a kind of term as a pytree: these fields are numbers, and all else is static."""
+
+    def register(kind: type[T]) -> type[T]:
+        static = [f.name for f in fields(kind) if f.name not in numbers]  # type: ignore[arg-type]
+        return jax.tree_util.register_dataclass(kind, numbers, static)
+
+    return register
 
 
 @jax.tree_util.register_dataclass
@@ -144,19 +145,18 @@ class ExactPrior:
         return mean, precision.plain
 
 
-@_as_tree
+@_tree("prior", "log_mass")
 @dataclass(frozen=True, eq=False)
 class Independent(ExactTerm):
     """Independent entries with distributions of one kind.
 
     Within an interval, t has their free values, and the density is smooth: on the real line it may
-    have a kink, or be nearly flat. Numbers: the arguments of the distribution, one array each;
-    within an interval, then the logarithm of its mass there.
+    have a kink, or be nearly flat. `log_mass` is the logarithm of its mass in the interval.
     """
 
-    kind: type[Prior]
+    prior: Prior
+    log_mass: Array
     where: tuple[int, ...]
-    numbers: Numbers
     within: Interval | None = None
 
     @property
@@ -166,54 +166,49 @@ class Independent(ExactTerm):
 
     def log_density(self, t: jax.Array) -> jax.Array:
         """Sum over entries of the log-density in t."""
-        xp = namespace(t)
-        value, arguments = t[..., np.array(self.where)], [xp.asarray(x) for x in self.numbers]
+        xp, value = namespace(t), t[..., np.array(self.where)]
         if self.within is None:
-            return xp.sum(self.kind.density(value, *arguments), axis=-1)
+            return xp.sum(self.prior.density(value), axis=-1)
         inside, slopes = self.within.constrain(value), self.within.log_slopes(value)
-        log_mass = arguments.pop()
-        return xp.sum(self.kind.density(inside, *arguments) - log_mass + slopes, axis=-1)
+        return xp.sum(self.prior.density(inside) - self.log_mass + slopes, axis=-1)
 
     def normal_approximations(
         self, t: np.ndarray, covariance: ArrowMatrix, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """EM's normal."""
-        where = np.array(self.where)
-        arrays = [np.asarray(number) for number in self.numbers]
-        mean = arrays[self.kind.number_names().index("mean")]
+        where, mean = np.array(self.where), self.prior.mean  # type: ignore[attr-defined]
         square = (t[where] - mean) ** 2 + covariance.diagonal()[where]
-        return [NormalApproximation(where, mean, self.kind.precision(square, *arrays))]
+        return [NormalApproximation(where, mean, self.prior.precision(square))]
 
 
-@_as_tree
+@_tree("prior", "centre")
 @dataclass(frozen=True, eq=False)
 class CentredIntercept(ExactTerm):
     """A normal intercept at some point in x, where coefficients there have constraints.
 
-    Without these it is part of the quadratic. Numbers: mean, sd, and the point.
+    Without these it is part of the quadratic.
     """
 
+    prior: Prior
+    centre: Array  # the point
     where: tuple[int, ...]
     columns: tuple[tuple[int, ...], ...]  # of the common coefficients beside each intercept
     constrained: Entries
-    numbers: Numbers
     smooth = True
     on_numpy: ClassVar[bool] = False
 
     def log_density(self, t: jax.Array) -> jax.Array:
         """Log-density of the predictor at the point."""
-        mean, sd, centre = map(jnp.asarray, self.numbers)
-        shift = self.constrained.constrain(t[np.array(self.columns)]) @ centre
-        return jnp.sum(Normal.density(t[np.array(self.where)] + shift, mean, sd))
+        shift = self.constrained.constrain(t[np.array(self.columns)]) @ jnp.asarray(self.centre)
+        return jnp.sum(self.prior.density(t[np.array(self.where)] + shift))
 
 
-@_as_tree
+@_tree()
 @dataclass(frozen=True, eq=False)
 class StepShares(ExactTerm):
     """Shares of the steps of monotonic effects, uniform on simplexes, by their free values."""
 
     where: tuple[tuple[int, ...], ...]
-    numbers: Numbers = ()
     smooth = True
     on_numpy: ClassVar[bool] = False
 
@@ -224,37 +219,33 @@ class StepShares(ExactTerm):
         return jnp.sum(jnp.stack(slopes)) + constants
 
 
-@_as_tree
+@_tree("prior")
 @dataclass(frozen=True, eq=False)
 class SharedScale(ExactTerm):
     """ShrunkPrior priors of entries that share a global scale tau, whose logarithm is sampled.
 
-    Local scales are integrated out. Numbers: the arguments that entries share; the unit and the
-    resolution of each entry. Units are multiples of the scale of the noise, where its logarithm is
-    the entry `noise` of t.
+    Local scales are integrated out. The prior has the unit and the resolution of each entry. Units
+    are multiples of the scale of the noise, where its logarithm is the entry `noise` of t.
     """
 
-    kind: type[ShrunkPrior]
+    prior: ShrunkPrior
     where: tuple[int, ...]
     tau: int
-    numbers: Numbers
     noise: int | None = None
     on_numpy: ClassVar[bool] = False  # the quadrature of many points would fill the memory
 
     def log_density(self, t: jax.Array) -> jax.Array:
         """Log-density of the coefficients given tau, plus that of log tau."""
-        arguments, tau = self._arguments(jnp, t), jnp.exp(t[self.tau])
-        shared = arguments[: len(self.kind.shared)]
-        of_tau = self.kind.log_scale(tau, len(self.where), *shared) + t[self.tau]
-        return of_tau + jnp.sum(self.kind.density(t[np.array(self.where)], *arguments, tau))
+        prior, tau = self._in_noise(t), jnp.exp(t[self.tau])
+        of_tau = prior.log_scale(tau, len(self.where)) + t[self.tau]
+        return of_tau + jnp.sum(prior.density(t[np.array(self.where)], tau))
 
-    # Any: arrays of NumPy or JAX, like t
-    def _arguments(self, xp: ModuleType, t: Array) -> list[Any]:
-        """Return the numbers, with units multiplied by the scale of the noise."""
+    def _in_noise(self, t: Array) -> ShrunkPrior:
+        """Return the prior with units multiplied by the scale of the noise."""
         if self.noise is None:
-            return [xp.asarray(number) for number in self.numbers]
-        *shared, unit, resolution = map(xp.asarray, self.numbers)
-        return [*shared, unit * xp.exp(t[self.noise]), resolution]
+            return self.prior
+        unit = self.prior.unit * namespace(t).exp(t[self.noise])
+        return self.prior.with_units(unit, self.prior.resolution)
 
     def _squares(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         where = np.array(self.where)
@@ -262,10 +253,8 @@ class SharedScale(ExactTerm):
 
     def settle(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         """Set tau to its most probable value, with squared coefficients at their second moments."""
-        arguments = self._arguments(np, t)
-        grid = self.kind.log_typical(*map(float, arguments[: len(self.kind.shared)])) + GRID
-        squares = self._squares(t, covariance)
-        logs = np.asarray(_log_density_of_tau(self.kind, grid, squares, *arguments))
+        grid, squares = self.prior.log_typical + GRID, self._squares(t, covariance)
+        logs = np.asarray(_log_density_of_tau(self._in_noise(t), grid, squares))
         settled = t.copy()
         settled[self.tau] = grid[np.argmax(logs)]
         return settled
@@ -274,14 +263,13 @@ class SharedScale(ExactTerm):
         self, t: np.ndarray, covariance: ArrowMatrix, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Normal coefficients given tau; for log tau, a normal with the curvature there."""
-        arguments = self._arguments(np, t)
-        square, where = self._squares(t, covariance), np.array(self.where)
-        precision = self.kind.precision(square, *arguments, np.exp(t[self.tau]))
+        prior, square = self._in_noise(t), self._squares(t, covariance)
+        where, precision = np.array(self.where), prior.precision(square, np.exp(t[self.tau]))
         coefficients = NormalApproximation(where, np.zeros(len(where)), precision)
         if not hyperparameters:
             return [coefficients]
         near = t[self.tau] + np.array([-0.5, 0.0, 0.5])
-        left, at, right = np.asarray(_log_density_of_tau(self.kind, near, square, *arguments))
+        left, at, right = np.asarray(_log_density_of_tau(prior, near, square))
         curvature = np.clip(-(left - 2 * at + right) / 0.25, 0.3, None)
         place = np.array([self.tau])
         return [coefficients, NormalApproximation(place, t[place], np.array([curvature]))]
@@ -290,18 +278,14 @@ class SharedScale(ExactTerm):
 GRID = np.linspace(-12.0, 3.0, 151)  # log(tau / scale of its prior)
 
 
-@jit(static=0)
-def _log_density_of_tau(
-    kind: type[ShrunkPrior], log_tau: Array, square: Array, *numbers: Array
-) -> jax.Array:
+@jit()
+def _log_density_of_tau(prior: ShrunkPrior, log_tau: Array, square: Array) -> jax.Array:
     """Joint log-density of each log tau and of coefficients with these squares."""
-    value, arguments = jnp.sqrt(square), [jnp.asarray(number) for number in numbers]
-    shared = arguments[: len(kind.shared)]
+    value = jnp.sqrt(square)
 
     def at_log_tau(log: jax.Array) -> jax.Array:
         tau = jnp.exp(log)
-        log_densities = kind.density(value, *arguments, tau)
-        return jnp.sum(log_densities) + kind.log_scale(tau, len(value), *shared) + log
+        return jnp.sum(prior.density(value, tau)) + prior.log_scale(tau, len(value)) + log
 
     return jax.lax.map(at_log_tau, jnp.asarray(log_tau))
 
@@ -311,33 +295,34 @@ LEAST_PRECISION = 1.0  # least precision assumed for the posterior of a sampled 
 LEAST_SHARE = 0.05  # least share of the information that observed effects would give
 
 
-@_as_tree
+@_tree("scales", "eta")
 @dataclass(frozen=True, eq=False)
 class Effects(ExactTerm):
     """Effects of the levels of one factor, and the parameters of their distribution.
 
-    The joint density of effects and scales has no useful mode. Numbers: the arguments of the
-    standard deviations' priors, one array each per effect; then eta of the LKJ prior.
+    The joint density of effects and scales has no useful mode.
 
     Parameters
     ----------
+    scales, eta
+        Priors of the standard deviations, and the concentration of the LKJ prior.
     where
         Positions in t of the effects: all levels of the first effect, then of the next.
-    count
-        Effects per level.
     sds, partials
         Positions of log standard deviations and of transformed partial correlations; may be empty.
-    kinds
-        Distributions of the standard deviations.
     """
 
+    scales: tuple[Prior, ...]
+    eta: Array
     where: tuple[int, ...]
-    count: int
     sds: tuple[int, ...]
     partials: tuple[int, ...]
-    kinds: tuple[type[Prior], ...]
-    numbers: Numbers
     pooled: ClassVar[bool] = True
+
+    @property
+    def count(self) -> int:
+        """Effects per level."""
+        return len(self.sds)
 
     @property
     def levels(self) -> int:
@@ -352,7 +337,7 @@ class Effects(ExactTerm):
     def log_density(self, t: jax.Array) -> jax.Array:
         """log p(u | Sigma) + log p(Sigma), in the sampled coordinates."""
         hyper = t[..., self.hyperparameters]
-        return self.log_effects(t) + log_hyper_density(self.kinds, hyper, self.numbers)
+        return self.log_effects(t) + log_hyper_density(self.scales, self.eta, hyper)
 
     def log_effects(self, t: jax.Array) -> jax.Array:
         """log p(u | Sigma)."""
@@ -373,7 +358,7 @@ class Effects(ExactTerm):
 
     def log_hyper(self, hyper: np.ndarray) -> np.ndarray:
         """Log-densities of hyperparameters (..., number), in the sampled coordinates."""
-        return np.asarray(log_hyper_density(self.kinds, as_either(hyper), self.numbers))
+        return np.asarray(log_hyper_density(self.scales, self.eta, as_either(hyper)))
 
     # The anchor -------------------------------------------------------------------------------
 
@@ -388,7 +373,7 @@ class Effects(ExactTerm):
         uu, V = self._second_moments(t, covariance)
         settled = t.copy()
         where = self.hyperparameters
-        about = (self.kinds, self.count, self.levels, t[where], uu + V, self.numbers)
+        about = (self.levels, t[where], uu + V, self.scales, self.eta)
         mode, _ = _hyper_mode(*about, NEWTON_STEPS)
         settled[where] = np.asarray(mode)
         return settled
@@ -407,8 +392,8 @@ class Effects(ExactTerm):
         if not hyperparameters:
             return [effects]
         uu, V = self._second_moments(t, covariance)
-        arguments = (self.kinds, self.count, self.levels, t[places], uu + V, self.numbers)
-        curvature = np.asarray(_hyper_mode(*arguments, 0)[1])
+        about = (self.levels, t[places], uu + V, self.scales, self.eta)
+        curvature = np.asarray(_hyper_mode(*about, 0)[1])
         share = 1 - np.sum(inverse * V) / (self.levels * self.count)
         precisions = np.maximum(np.diag(curvature) * max(share, LEAST_SHARE), LEAST_PRECISION)
         return [effects, NormalApproximation(places, t[places], precisions)]
@@ -432,38 +417,34 @@ def _solve(lower: jax.Array, u: jax.Array) -> jax.Array:
     return jax.scipy.linalg.solve_triangular(lower, u, lower=True)
 
 
-def log_hyper_density(
-    kinds: tuple[type[Prior], ...], hyper: jax.Array, numbers: Numbers
-) -> jax.Array:
+def log_hyper_density(scales: tuple[Prior, ...], eta: Array, hyper: jax.Array) -> jax.Array:
     """Log-density of log standard deviations and of transformed partial correlations."""
-    xp = namespace(hyper)
-    total, first, count = xp.zeros(()), 0, len(kinds)
-    for k, kind in enumerate(kinds):
-        width, log_sd = len(fields(kind)), hyper[..., k]  # type: ignore[arg-type]
-        arguments = [xp.asarray(number) for number in numbers[first : first + width]]
-        total, first = total + kind.density(xp.exp(log_sd), *arguments) + log_sd, first + width
+    xp, count = namespace(hyper), len(scales)
+    total = xp.zeros(())
+    for k, prior in enumerate(scales):
+        log_sd = hyper[..., k]
+        total = total + prior.density(xp.exp(log_sd)) + log_sd
     if hyper.shape[-1] > count:
-        total = total + unnormalized_lkj(hyper[..., count:], count, xp.asarray(numbers[-1]))
+        total = total + unnormalized_lkj(hyper[..., count:], count, xp.asarray(eta))
     return total
 
 
-@jit(static=(0, 1))
+@jit()
 def _hyper_mode(
-    kinds: tuple[type[Prior], ...],
-    count: int,
     levels: Array | int,
     start: Array,
     second: Array,
-    numbers: Numbers,
+    scales: tuple[Prior, ...],
+    eta: Array,
     steps: Array | int,
 ) -> tuple[jax.Array, jax.Array]:
     """Maximize E log p(u, Sigma) given second moments; return the mode and minus the Hessian."""
 
     def expected(hyper: jax.Array) -> jax.Array:
-        lower = covariance_factor(hyper, count)
+        lower = covariance_factor(hyper, len(scales))
         half = _solve(lower, _solve(lower, jnp.asarray(second)).T)
         of_effects = -0.5 * jnp.trace(half) - levels * jnp.sum(jnp.log(jnp.diag(lower)))
-        return of_effects + log_hyper_density(kinds, hyper, numbers)
+        return of_effects + log_hyper_density(scales, eta, hyper)
 
     def newton(_: int, hyper: jax.Array) -> jax.Array:
         gradient, hessian = expansion(expected)(hyper)[1:]

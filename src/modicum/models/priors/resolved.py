@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from modicum.models.priors.distributions import (
     Prior,
     ShrunkPrior,
     Support,
+    as_tree,
+    together,
 )
 from modicum.models.priors.exact import (
     CentredIntercept,
@@ -37,7 +39,6 @@ from modicum.models.priors.exact import (
     ExactPrior,
     ExactTerm,
     Independent,
-    Numbers,
     SharedScale,
     StepShares,
 )
@@ -176,15 +177,9 @@ class PooledPrior:
     correlation: Prior
 
     @property
-    def kinds(self) -> tuple[type[Prior], ...]:
-        """Distributions of the standard deviations."""
-        return tuple(map(type, self.sds))
-
-    @property
-    def numbers(self) -> Numbers:
-        """Their arguments, and the concentration of the correlations' prior, last."""
-        arguments = [number for prior in self.sds for number in prior.numbers]
-        return tuple(map(np.asarray, [*arguments, self.eta]))
+    def scales(self) -> tuple[Prior, ...]:
+        """Priors of the standard deviations, whose numbers are arrays."""
+        return tuple(map(as_tree, self.sds))
 
     @property
     def eta(self) -> float:
@@ -272,11 +267,10 @@ class ModelPriors:
         constrained = self.constrained
         beta = jnp.asarray(theta["beta"])
         total = jnp.zeros(())
-        normal = [j for j, prior in enumerate(self.coefficients) if prior.is_normal]
+        normal = {j: Normal(*p.numbers) for j, p in enumerate(self.coefficients) if p.is_normal}
         if normal:
-            mean, sd = np.array([self.coefficients[j].numbers for j in normal]).T
-            values = beta if len(normal) == beta.shape[-1] else beta[..., np.array(normal)]
-            total = jnp.sum(Normal.density(values, jnp.asarray(mean), jnp.asarray(sd)))
+            values = beta if len(normal) == beta.shape[-1] else beta[..., np.array(list(normal))]
+            total = jnp.sum(together(list(normal.values())).density(values))
         for name, prior, centre in self.alone:
             if prior.is_normal and not (centre and constrained):
                 common = beta[..., : len(self.coefficients)]
@@ -289,17 +283,15 @@ class ModelPriors:
         """Return the part that is not quadratic, for parameters laid out as `theta`."""
         entries = self.by_entry(theta)
         terms: list[ExactTerm] = []
-        masses = [0.0 if prior is None else prior.log_mass for prior in entries]
-        alike: dict[tuple[type[Prior], Interval | None], list[int]] = {}
+        alike: dict[tuple[type[Prior], Interval | None], dict[int, Prior]] = {}
         for at, prior in enumerate(entries):
             if prior is not None and not prior.is_quadratic and not isinstance(prior, ShrunkPrior):
                 within = Interval(*prior.bounds) if prior.is_bounded else None
-                alike.setdefault((type(prior), within), []).append(at)
-        for (kind, within), places in alike.items():
-            numbers = _numbers_at(places, entries)
-            if within is not None:
-                numbers += (np.array([masses[at] for at in places]),)
-            terms.append(Independent(kind, tuple(places), numbers, within))
+                alike.setdefault((type(prior), within), {})[at] = prior
+        for (_, within), priors in alike.items():
+            masses = np.array([prior.log_mass for prior in priors.values()])
+            joined = together(list(priors.values()))
+            terms.append(Independent(joined, masses, tuple(priors), within))
         terms += self._centred(theta)
         joint = [(at, prior.joint) for at, prior in enumerate(entries) if prior and prior.joint]
         if joint:
@@ -307,12 +299,12 @@ class ModelPriors:
             terms.append(StepShares(shares))
         of_leaf = _places(theta)
         for k, like in enumerate(self.shrunk):
-            where = tuple(j for j, prior in enumerate(entries) if _alike(prior, like))
-            by_column = _numbers_at(where, entries)[len(like.shared) :]
+            of_columns = {j: prior for j, prior in enumerate(entries) if _alike(prior, like)}
+            each = together(list(of_columns.values()))
             noise = int(of_leaf[NOISE][0]) if like.of_noise and NOISE in of_leaf else None
             tau = int(of_leaf[f"{OWN}.{HORSESHOE}"][k])
-            numbers = (*map(np.asarray, like.hyperparameters), *by_column)
-            terms.append(SharedScale(type(like), where, tau, numbers, noise))
+            shared = as_tree(like).with_units(each.unit, each.resolution)
+            terms.append(SharedScale(shared, tuple(of_columns), tau, noise))
         terms += self.effects(theta)
         return ExactPrior(tuple(terms)) if terms else None
 
@@ -352,8 +344,7 @@ class ModelPriors:
                 continue
             beta = places["beta"].reshape(places[name].size, -1)[:, : len(centre)]
             where = _indices(places[name]), tuple(map(_indices, beta))
-            numbers = (*map(np.asarray, prior.numbers), np.array(centre))
-            yield CentredIntercept(*where, self.constrained, numbers)
+            yield CentredIntercept(as_tree(prior), np.array(centre), *where, self.constrained)
 
     def effects(self, theta: Theta) -> list[Effects]:
         """Return the terms of groups, in the order of their effects and hyperparameters."""
@@ -362,9 +353,8 @@ class ModelPriors:
         first, none = len(self.coefficients), np.arange(0)
         own = (places.get(f"{OWN}.{name}", none) for name in (LOG_SD, PARTIAL))
         for group, sds, partials in self._by_group(*own):
-            where = _indices(places["beta"][first : first + group.size])
-            of_scales = len(group.sds), _indices(sds), _indices(partials)
-            terms.append(Effects(where, *of_scales, group.kinds, group.numbers))
+            where = places["beta"][first : first + group.size], sds, partials
+            terms.append(Effects(group.scales, np.asarray(group.eta), *map(_indices, where)))
             first += group.size
         return terms
 
@@ -435,7 +425,7 @@ class ModelPriors:
         """Return starting values of the hyperparameters."""
         own: dict[str, Pytree] = {}
         if self.shrunk:
-            typical = [like.log_typical(*like.hyperparameters) for like in self.shrunk]
+            typical = [like.log_typical for like in self.shrunk]
             own[HORSESHOE] = np.log(0.1) + np.array(typical)
         if self.pooled:
             typical = [0.1 * prior.centre for group in self.pooled for prior in group.sds]
@@ -581,14 +571,8 @@ class ModelPriors:
         return described
 
 
-def _alike(prior: Prior | None, like: ShrunkPrior) -> bool:
+def _alike(prior: Prior | None, like: ShrunkPrior) -> TypeGuard[ShrunkPrior]:
     return type(prior) is type(like) and prior.hyperparameters == like.hyperparameters
-
-
-def _numbers_at(where: Sequence[int], entries: Sequence[Prior | None]) -> tuple[np.ndarray, ...]:
-    """Return each argument of the priors of these entries, which have one kind."""
-    priors = [prior for prior in map(entries.__getitem__, where) if prior is not None]
-    return tuple(np.array([prior.numbers for prior in priors]).T)
 
 
 def _indices(where: np.ndarray) -> tuple[int, ...]:
