@@ -176,9 +176,6 @@ def test_the_gradient_of_a_batch_is_unbiased(six, left_in, right, x64):
     assert np.allclose(total, exact, rtol=1e-8) is right
 
 
-# How many -----------------------------------------------------------------------------------
-
-
 # Methods ------------------------------------------------------------------------------------
 
 

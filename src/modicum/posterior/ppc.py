@@ -27,8 +27,10 @@ from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
 from modicum.posterior.fitted import FittedDraws, check_interval, evenly_spaced
+from modicum.posterior.marginal import Averages
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, outcome_draws, outcomes
 from modicum.posterior.population import (
+    ArrayPopulation,
     column_values,
     counted_rows,
     holds_column,
@@ -594,18 +596,13 @@ def survival_table(
         )
     at = np.linspace(0, y.max(), TIMES) if times is None else np.asarray(times, float)
     weight = np.asarray(fields.get("weight", np.ones(len(y))), float)
-    some = evenly_spaced(len(y), MOST_ROWS)
-    averaged = AlignedRows.of(rows.rows.subset(some))
+    averaged = ArrayPopulation.of_fit(rows.rows.subset(evenly_spaced(len(y), MOST_ROWS)))
     predictor = survival_predictor(post, "survival", at.tolist())
-    source = OutcomeDraws.affordable(post, averaged, draws, predictor=predictor)
-    weights = source.weights
-    total, first = np.zeros((weights.size, len(at))), 0
-    for _, (chances, _) in in_pieces(averaged, weights.size * len(at), source.expected):
-        share = weight[some][first : first + chances.shape[1]] / weight[some].sum()
-        total, first = total + np.einsum("snt,n->st", chances, share), first + chances.shape[1]
-    lower, upper = weighted_quantile(total[None], weights, ends_of(prob))
+    source = OutcomeDraws.affordable(post, averaged.as_it_is, draws, predictor=predictor)
+    chances = Averages(averaged, lambda batch: source.expected(batch)[0], source.weights, {}).of({})
+    lower, upper = weighted_quantile(chances.by_draw[None], source.weights, ends_of(prob))
     columns = {
-        "mean": weighted_mean(total[None], weights),
+        "mean": weighted_mean(chances.by_draw[None], source.weights),
         "lower": lower,
         "upper": upper,
         "kaplan_meier": kaplan_meier(y, censored == 0, weight, at),
