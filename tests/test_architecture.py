@@ -46,9 +46,9 @@ ORDER = (  # from the top down; packages on one line may use each other
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_600,
     "rows": 7_060,
-    "methods": 6_320,
+    "methods": 6_280,
     "posterior": 5_850,
-    "kernels": 3_840,
+    "kernels": 3_760,
     "passes": 2_960,
     "": 3_380,
     "run": 1_330,

@@ -32,8 +32,6 @@ PLAIN = (
     "modicum.methods.cost",
     "modicum.methods.ecs.composition._can_lower",
     "modicum.methods.ecs.hmc_ecs.DelayedAcceptanceKernel",  # kernels are passed by value
-    "modicum.methods.pilot.anchored_proxy.MANY",
-    "modicum.methods.pilot.anchored_proxy.row_factor",
     "modicum.methods.ecs.paper_schedule.STAGES",
     "modicum.methods.pilot.study.PILOT_ROWS",
     "modicum.methods.pilot.short_chains.may_be_curved",

@@ -5,16 +5,6 @@ and a few coefficients suffice: O(d) per evaluation. Any other model is expanded
 t - t*: by the derivatives of a row in its few predictors, which are kept, or by nested forward-mode
 differentiation; no Hessian of a row in all parameters is ever formed.
 
-Whitening a fresh row, the product x L, takes d^2 multiplications, evaluating a whitened row 2 d:
-with hundreds of columns, whitening dominates an iteration. Two measures each halve it. First, L is
-upper triangular, so block j of its columns needs only the leading columns of x. Second, the product
-can be in float32: the change e = x L z of a row's predictor enters only residuals, which keep their
-relative precision (a relative error of 1e-6 in e is 3e-6 in a residual). To avoid cancellation, the
-means of columns far from zero are split off in float64: x L = (x - c) L + c L. The remaining
-float32 error, which nearly collinear columns cause, is measured on some rows; where it is too
-large, the product is in float64. Sums over all rows and the rest of the chain are in float64
-anyway.
-
 A rare level of a factor has few rows, so its coefficient varies a lot, and the quadratic expansions
 of all its rows are poor at the same draws. But the predictors of these rows move together. Along
 the direction in which they do, the remainder of a row's expansion is subtracted from its residual,
@@ -54,7 +44,7 @@ from modicum.kernels.expansion import (
     remainder_by_numpy,
 )
 from modicum.kernels.group_residuals import GroupTaylor
-from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
+from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy
 from modicum.kernels.whitening import Whitening, warp_of
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
 from modicum.linalg.columns import ModelMatrix
@@ -63,69 +53,9 @@ from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior
 from modicum.passes.hessians import weighted_derivatives
-from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit, to_device
+from modicum.runtime import FASTEST_COMPILE, Pytree, jit, to_device
 
-MANY = 256  # columns above which whitening outweighs evaluations
 BLOCK = 256  # rows that NumPy evaluates together
-BLOCKS = 8  # 9/16 of the multiplications; with more, products are too small to be fast
-ACCURATE = 1e-5  # largest error of a whitened row, relative to its length, for float32
-
-
-def row_factor(factor: np.ndarray, rows: np.ndarray) -> tuple[RowFactor, float]:
-    """Return the factor in the form that multiplies rows like `rows`, and the float32 error.
-
-    Parameters
-    ----------
-    factor
-        L, with one row per column of x.
-    rows
-        Some rows, (rows, columns), in float64.
-    """
-    mixed = _in_blocks(factor, rows.mean(axis=0), "float32")
-    error = relative_error(mixed, factor, rows)
-    if error <= ACCURATE:
-        return mixed, error
-    return _in_blocks(factor, np.zeros(len(factor)), "float64"), error
-
-
-def relative_error(mixed: RowFactor, factor: np.ndarray, rows: np.ndarray) -> float:
-    """Largest error of a whitened row, relative to its length."""
-    exact = rows @ factor
-    off = np.asarray(whitened(rows, jax.tree.map(np.asarray, mixed))) - exact
-    length = np.linalg.norm(exact, axis=1)
-    return float(np.max(np.linalg.norm(off, axis=1) / np.maximum(length, 1e-300)))
-
-
-def _in_blocks(factor: np.ndarray, centre: np.ndarray, kind: str) -> RowFactor:
-    """Split L into blocks of columns, without the rows below the diagonal if these are zero."""
-    lines, columns = factor.shape
-    upper = not np.any(np.tril(factor, -1))
-    width = -(-columns // BLOCKS)
-    parts = [factor]
-    if upper:
-        spans = [(start, start + width) for start in range(0, columns, width)]
-        parts = [factor[: min(end, lines), start:end] for start, end in spans]
-    return RowFactor(
-        to_device(centre),
-        to_device(centre @ factor),
-        tuple(to_device(part.astype(kind)) for part in parts),
-    )
-
-
-def whitened(x: Array, factor: RowFactor) -> jax.Array:
-    """x L of rows (rows, columns) in float64."""
-    away = (x - factor.centre).astype(factor.blocks[0].dtype)
-    parts = [away[..., : block.shape[0]] @ block for block in factor.blocks]
-    return namespace(away).concatenate(parts, axis=-1).astype(np.float64) + factor.shift
-
-
-def share_of_work(factor: RowFactor) -> float:
-    """Work of a product with these blocks, relative to the whole factor in float64."""
-    dense = factor.blocks[-1].shape[0] * len(factor.shift)
-    numbers = sum(block.size for block in factor.blocks)
-    return numbers / dense * factor.blocks[0].dtype.itemsize / 8
-
-
 NEAR = 0.03  # |x_j| s_j up to which a row belongs to no level: its residual is negligible
 
 
@@ -253,8 +183,8 @@ def _with_exact(total: jax.Array, z: jax.Array, proxy: Proxy) -> jax.Array:
 class LinearRows(NamedTuple):
     """Cached rows with a linear predictor, one entry per row."""
 
-    # Whitened columns x L, in the precision of `Proxy.row_factor`; if L is an arrow factor, the
-    # dense columns and codes of the data, which take less memory.
+    # Whitened columns x L; if L is an arrow factor, the dense columns and codes of the data, which
+    # take less memory.
     rows: jax.Array | Batch
     eta: jax.Array  # predictor at the anchor, offset included
     y: jax.Array
@@ -314,10 +244,10 @@ class LinearTaylor:
         xp = namespace(proxy.where.point)
         x = self.matrix(batch)
         y = xp.asarray(self.model.outcome(batch), np.float64)
-        likelihood_part = slice(None, self.target.size)  # hyperparameters come after
-        eta = x @ proxy.where.point[likelihood_part] + batch.get("offset", 0.0)
+        own = slice(None, self.target.size)  # hyperparameters come after
+        eta = x @ proxy.where.point[own] + batch.get("offset", 0.0)
         cached = LinearRows(
-            rows=self._columns(batch) if proxy.where.arrow else self._whitened(x, proxy),
+            rows=self._columns(batch) if proxy.where.arrow else x @ proxy.where.factor[own],
             eta=eta,
             y=y,
             taylor=coefficients(self.model, eta, y).T,
@@ -327,17 +257,7 @@ class LinearTaylor:
             curve, along = rows_along_levels(x, proxy.levels)
             cached = cached._replace(curve=curve, along=along)
         rounded: LinearRows = jax.tree.map(self._rounded, cached)
-        if proxy.row_factor is None:
-            return rounded
-        assert isinstance(rounded.rows, jax.Array | np.ndarray)  # whitened, not columns
-        # This loses no digits that whitening kept, and products with z read half as many bytes.
-        return rounded._replace(rows=rounded.rows.astype(proxy.row_factor.blocks[0].dtype))
-
-    def _whitened(self, x: ModelMatrix, proxy: Proxy) -> jax.Array:
-        """x L, restricted to the parameters of the likelihood."""
-        if proxy.row_factor is not None:
-            return whitened(x.densely(), proxy.row_factor)
-        return x @ proxy.where.factor[: self.target.size]
+        return rounded
 
     def _columns(self, batch: Batch) -> Batch:
         """Return the fields that define the columns: dense columns and codes."""

@@ -215,14 +215,6 @@ class Bend(NamedTuple):
     curved: jax.Array | None = None  # the Hessian of A'c, where A is the gradient in c
 
 
-class RowFactor(NamedTuple):
-    """L by blocks of columns, for the product x L = (x - c) L + c L (`whitened`)."""
-
-    centre: jax.Array  # c
-    shift: jax.Array  # c L
-    blocks: tuple[jax.Array, ...]  # each without its trailing rows of zeros
-
-
 class LevelCurves(NamedTuple):
     """Remainders of rows along the direction of their level (`control_variates`)."""
 
@@ -249,7 +241,6 @@ class Proxy(NamedTuple):
     prior: ExactPrior | None = None  # what is not part of the quadratic
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
     unit: jax.Array | None = None  # unit of groups' variances (`expansion`)
-    row_factor: RowFactor | None = None  # L in blocks; None: L itself
     levels: LevelCurves | None = None  # of rare levels, and other columns of few rows
 
     def mapped(self, **maps: Pytree) -> Proxy:

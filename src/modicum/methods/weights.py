@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import as_either, is_numpy, namespace, power
+from modicum.arrays import as_either, namespace, power
 from modicum.errors import ConvergenceError, CrudeControlVariateError, ModicumError
-from modicum.kernels.control_variates import LinearTaylor, along_levels, rows_along_levels, whitened
+from modicum.kernels.control_variates import LinearTaylor, along_levels, rows_along_levels
 from modicum.kernels.designs import (
     Design,
     Drawn,
@@ -34,10 +34,10 @@ from modicum.kernels.designs import (
 )
 from modicum.kernels.expansion import About, coefficients, remainder
 from modicum.kernels.group_residuals import GroupTaylor
-from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
+from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy
 from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.linalg.arrow import ArrowLayout
-from modicum.linalg.columns import ModelMatrix, sums_of_squares
+from modicum.linalg.columns import ModelMatrix
 from modicum.methods.method import Task
 from modicum.models.model import Batch
 from modicum.passes import Sums
@@ -173,7 +173,6 @@ class PredictorPosterior(NamedTuple):
     away: np.ndarray  # the posterior's centre, less t*
     factor: np.ndarray  # L, with L L' their covariance
     covariance: np.ndarray
-    row_factor: RowFactor | None  # L in blocks; None: L itself
     levels: LevelCurves | None
 
 
@@ -182,9 +181,9 @@ def _predictor_posterior(
 ) -> PredictorPosterior:
     size = control_variate.target.size  # parameters of priors come after
     L = np.asarray(proxy.where.factor)[:size]
-    rows, levels = jax.tree.map(np.asarray, (proxy.row_factor, proxy.levels))
+    levels = jax.tree.map(np.asarray, proxy.levels)
     point = np.asarray(proxy.where.point)[:size]
-    return PredictorPosterior(point, L @ centre, L, L @ L.T, rows, levels)
+    return PredictorPosterior(point, L @ centre, L, L @ L.T, levels)
 
 
 OfRows = Callable[[LinearTaylor, Pytree, Batch], jax.Array]  # residual sizes, in NumPy or JAX
@@ -222,7 +221,7 @@ def _residuals_from_predictors(
 ) -> jax.Array:
     x, _, _, taylor = expanded_rows(control_variate, posterior.point, batch)
     away = x @ as_either(posterior.away)
-    h = _leverage(x, posterior) + away**2
+    h = x.quadratic(posterior.covariance, posterior.factor) + away**2
     if posterior.levels is None:
         size = _residual_size(control_variate.order, h, taylor)
     else:
@@ -255,16 +254,6 @@ def _size_beside_level(
     fourth -= 2 * (9 * (h * g) ** 2 + 72 * h * g * c**2 + 24 * power(c, 4))
     total = third * taylor[3] ** 2 + fourth * taylor[4] ** 2
     return xp.sqrt(xp.maximum(total, 0.0))
-
-
-def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
-    """Return the posterior variance of each row's linear predictor."""
-    if posterior.row_factor is None:
-        return x.quadratic(posterior.covariance, posterior.factor)
-    z = whitened(x.densely(), posterior.row_factor)
-    if is_numpy(posterior.point):
-        return as_either(sums_of_squares(np.asarray(z)))
-    return jnp.sum(z**2, axis=1)
 
 
 class PredictorDraws(NamedTuple):

@@ -146,10 +146,6 @@ class ECSExpert:
         weighted design and order 2 have them.
     precision
         "float64" or "float32": type of the subsample's rows and residuals (sums are float64).
-    whitening
-        How to compute the product that whitens fresh rows, which is most of the work with hundreds
-        of columns. "auto": from 256 dense columns on, use blocks of a triangular factor, in float32
-        if that is accurate; "float64": the plain product, as with fewer columns.
     fused
         "auto": on a GPU, after warm-up, a chain runs as one program that does many iterations per
         launch, in float32, if the model and the settings allow it; else iterations run one by one,
@@ -170,7 +166,6 @@ class ECSExpert:
     jitter: BelowOne = 0.0
     levels: bool | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
-    whitening: Literal["auto", "float64"] = "auto"
     fused: Fused = "auto"
 
     def __post_init__(self) -> None:
@@ -263,7 +258,6 @@ class EnergyConserving(Method, Generic[C]):
         return StudySettings(
             order=self.order,
             precision=expert.precision,
-            whitening=expert.whitening,
             design=self.design,
             anchor=self.anchor if isinstance(self.anchor, str) else "anchor",
             levels=not may_be_fused if expert.levels == "auto" else expert.levels,

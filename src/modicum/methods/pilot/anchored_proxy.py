@@ -23,14 +23,11 @@ import numpy as np
 from modicum.arrays import as_either
 from modicum.errors import CrudeControlVariateError, SettingError, suggestion
 from modicum.kernels.control_variates import (
-    MANY,
     AutodiffTaylor,
     LinearTaylor,
     control_variate,
     curve_sum,
     proxy,
-    row_factor,
-    share_of_work,
 )
 from modicum.kernels.expansion import POWERS, bend, group_proxy, variance_unit
 from modicum.kernels.protocols import Bend, ControlVariate, Proxy
@@ -41,7 +38,6 @@ from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior, prior_slope
 from modicum.random import Stream, generator
-from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit
 
@@ -269,7 +265,6 @@ def _at_draws(function: Callable[[jax.Array], jax.Array], proxy: Proxy, draws: A
     return jax.vmap(function)(jnp.asarray(draws))
 
 
-FACTOR_ROWS = 256  # rows on which the error of whitening in float32 is measured
 COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
 
 
@@ -279,9 +274,8 @@ class StudySettings:
 
     Attributes
     ----------
-    order, precision, whitening
-        Order of the control variates, the type of their rows and residuals, and how fresh rows are
-        whitened; see `HMCECS`.
+    order, precision
+        Order of the control variates, and the type of their rows and residuals; see `HMCECS`.
     design
         How rows are drawn.
     anchor
@@ -296,7 +290,6 @@ class StudySettings:
 
     order: int = 2
     precision: str = "float64"
-    whitening: str = "auto"
     design: str = "weighted"
     anchor: str = "mode"
     levels: bool = True
@@ -319,7 +312,7 @@ class AnchoredProxy:
     folded_prior
         The part of the log-prior at the anchor that the proxy includes.
     tuning
-        The coordinates of the expansion, and how fresh rows are whitened, where there is a choice.
+        The coordinates of the expansion, where there is a choice.
     """
 
     settings: StudySettings
@@ -377,12 +370,6 @@ class AnchoredProxy:
         points = self.anchor.point + z @ self.anchor.dense_factor.T
         return target.exact_prior.log_densities(points)
 
-    @property
-    def fresh(self) -> float:
-        """Cost of a fresh row, in evaluations of a row."""
-        cost, factor = self.control_variate.fresh_cost, self.proxy.row_factor
-        return cost if factor is None else 1 + (cost - 1) * share_of_work(factor)
-
 
 def check_task(task: Task) -> None:
     """Refuse rows and models that cannot be expanded with any setting."""
@@ -401,7 +388,6 @@ def expand(settings: StudySettings, task: Task, anchor: Anchor) -> AnchoredProxy
     target, model = task.target, task.target.model
     form = control_variate(target, settings.order, settings.precision)
     about = _proxy(task, anchor, settings.order)
-    about, whitening = with_row_factor(settings, form, about, task.rows)
     # The posterior lies one Newton step from t*: pilot draws about t* itself would flatter the
     # control variates, whose residuals vanish there. The mean is its centre already.
     centre = anchor.factor.T @ (anchor.A + _prior_slope(target, anchor))
@@ -415,8 +401,7 @@ def expand(settings: StudySettings, task: Task, anchor: Anchor) -> AnchoredProxy
     # Normal priors are folded into the proxy's quadratic, without its constant; the proxy of groups
     # evaluates the whole prior itself.
     folded = 0.0 if task.grouped else folded_prior(target, anchor.point)[0]
-    tuning = coordinates | whitening
-    return AnchoredProxy(settings, task, anchor, form, about, centre, draws, folded, tuning)
+    return AnchoredProxy(settings, task, anchor, form, about, centre, draws, folded, coordinates)
 
 
 def _proxy(task: Task, anchor: Anchor, order: int) -> Proxy:
@@ -435,19 +420,3 @@ def _prior_slope(target: Target, anchor: Anchor) -> np.ndarray:
     V = ArrowFactor.of(L).covariance
     mean, precision = target.exact_prior.normal_approximation(point, V)
     return np.asarray(folded_prior(target, point, smooth=True)[1] - precision @ (point - mean))
-
-
-def with_row_factor(
-    settings: StudySettings, form: ControlVariate[Pytree], proxy: Proxy, rows: Rows
-) -> tuple[Proxy, Tuning]:
-    """Add a factor that whitens rows of many columns faster to the proxy; say how accurate."""
-    if not form.target.in_one_predictor or form.target.coding is not None:
-        return proxy, {}
-    if form.target.size < MANY or settings.whitening != "auto":
-        return proxy, {}
-    at = np.unique(np.linspace(0, len(rows) - 1, FACTOR_ROWS).astype(int))
-    some_rows = np.asarray(form.target.linear.full_matrix(rows.take(at)).densely(), float)
-    factor, error = row_factor(np.asarray(proxy.where.factor)[: form.target.size], some_rows)
-    why = f"in float32, whitened rows are off by {error:.1g} of their length"
-    chosen = Chosen(value=str(factor.blocks[0].dtype), why=why)
-    return proxy._replace(row_factor=factor), {"whitening": chosen}

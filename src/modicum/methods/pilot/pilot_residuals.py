@@ -375,8 +375,8 @@ class Residuals:
         # rows are not whitened if the factor is an arrow
         products = size**2 if proxy.where.arrow is None else size
         count = int(np.clip(SLOPE_WORK / products, 64, BLOCK))
-        if proxy.row_factor is not None:
-            count = SLOPE_ROWS * size
+        if form.target.in_one_predictor and form.target.coding is None:
+            count = max(count, SLOPE_ROWS * size)
         count = min(count, len(weight))
         squares = (self.share[draws] @ self.values[draws] ** 2 for draws in in_blocks(self.values))
         residual = factor * np.sqrt(sum(squares))

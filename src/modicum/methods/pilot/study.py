@@ -34,7 +34,6 @@ from modicum.methods.pilot.anchored_proxy import (
     AnchoredProxy,
     StudySettings,
     expand,
-    with_row_factor,
 )
 from modicum.methods.pilot.coreset import DISTANCES, Coreset, fit_coreset
 from modicum.methods.pilot.level_curves import level_curves
@@ -396,5 +395,4 @@ def _weighed_again(about: AnchoredProxy, draws: np.ndarray, by_draws: bool) -> W
     square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
     factor = to_device(np.asarray(about.proxy.where.factor) @ np.linalg.cholesky(square))
     spread = about.proxy.mapped(factor=factor)
-    proxy = with_row_factor(about.settings, about.control_variate, spread, about.task.rows)[0]
-    return _weights(about, np.zeros((1, len(about.centre))), proxy, [], "design-again")
+    return _weights(about, np.zeros((1, len(about.centre))), spread, [], "design-again")
