@@ -1,31 +1,37 @@
 """Prediction, chunk by chunk."""
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
 import modicum as mo
-from helpers.posteriors import made
+from helpers.posteriors import bare, made
 from helpers.refusals import refused
 from modicum.errors import SettingError
 from modicum.fit import model_for
-from modicum.ledger import Ledger
 from modicum.models.over_draws import ModelPredictor
-from modicum.posterior import Posterior
 from modicum.rows.reading import read_formula
 
-
-def linear(draws, batch):
-    return draws["beta"] @ batch["x"].T
+LINEAR = mo.models.Gaussian(scale=1.0, intercept=False)
 
 
-def three_classes(draws, batch):
-    return np.stack([k * linear(draws, batch) for k in (1, 2, 3)], axis=-1)
+def own(predict):
+    """Return a model of a user's own that predicts so."""
+    return mo.Model(
+        lambda theta: 0.0,
+        lambda theta, batch: batch["x"] @ theta["beta"],
+        {"beta": np.zeros(2)},
+        predict=predict,
+    )
 
 
-def make(weights=None, predictor=linear):
-    beta = np.random.default_rng(1).normal([1.0, -2.0], 0.3, size=(4, 250, 2))
-    return Posterior({"beta": beta}, {}, Ledger(rows=1), weights=weights, predictor=predictor)
+THREE = own(lambda theta, batch: (batch["x"] @ theta["beta"])[:, None] * jnp.arange(1.0, 4.0))
+
+
+def make(model=LINEAR, vectors=()):
+    beta = np.random.default_rng(1).normal([1.0, -2.0], 0.3, size=(4, 250, *vectors, 2))
+    return bare(model, {"beta": beta})
 
 
 X = np.random.default_rng(2).normal(size=(1_001, 2))
@@ -49,7 +55,7 @@ def test_all_draws_are_the_exact_posterior_and_the_error_of_fewer_is_told():
 
 
 def test_quantiles_on_request():
-    post = make(predictor=three_classes)
+    post = make(THREE)
     outcome = X @ post["beta"].reshape(-1, 2).T
     columns = post.predict({"x": X}, quantiles=[0.025, 0.5]).columns()
     assert list(columns)[:5] == ["mean[0]", "lower[0]", "upper[0]", "2.5%[0]", "50%[0]"]
@@ -59,10 +65,12 @@ def test_quantiles_on_request():
         refused(SettingError, "probabilities from 0 to 1", post.predict, {"x": X}, quantiles=wrong)
 
 
-@pytest.mark.parametrize("predictor", [linear, three_classes])
-def test_rows_are_predicted_in_pieces_as_they_are_alone(predictor):
+@pytest.mark.parametrize(
+    "post", [make(), make(mo.models.Softmax(classes=3, intercept=False), (2,))]
+)
+def test_rows_are_predicted_in_pieces_as_they_are_alone(post):
     """Five thousand rows at a thousand draws are several chunks, of one number or three."""
-    post, x = make(predictor=predictor), np.tile(X, (5, 1))
+    x = np.tile(X, (5, 1))
     whole, part = post.predict(mo.Rows(x=x)), post.predict({"x": X})
     for end in ("mean", "lower", "upper"):
         each = getattr(part, end)
@@ -94,7 +102,7 @@ def test_signs_are_respected():
     large = post["beta"][..., 0] > 1
     draws = np.concatenate([post["beta"].reshape(-1, 2), post["beta"][~large]])[None]
     signs = np.concatenate([np.ones(1_000), -np.ones((~large).sum())])[None]
-    signed = Posterior({"beta": draws}, {}, Ledger(rows=1), weights=signs, predictor=linear)
+    signed = bare(LINEAR, {"beta": draws}, weights=signs)
     found = signed.predict({"x": X[:50]}, draws=10_000)
     kept = X[:50] @ post["beta"][large].T
     np.testing.assert_allclose(found.mean, kept.mean(axis=1), atol=1e-12)
@@ -104,8 +112,8 @@ def test_signs_are_respected():
     assert np.abs(ignored.mean - found.mean).max() > 0.2
 
 
-def test_a_predictor_must_return_one_value_per_draw_and_row():
-    wrong = make(predictor=lambda draws, batch: np.zeros(3))
+def test_a_model_must_predict_one_value_per_row():
+    wrong = make(own(lambda theta, batch: jnp.zeros(3)))
     refused(SettingError, "one value per draw and row", wrong.predict, {"x": X})
 
 

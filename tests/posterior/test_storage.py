@@ -18,14 +18,6 @@ from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import Posterior
 
 
-class Doubler:
-    def to_dict(self):
-        return {"model": "doubler", "scale": np.float64(2.0)}
-
-    def __call__(self, draws, batch):
-        return 2 * draws["beta"][:, None] * batch["x"]
-
-
 @pytest.fixture
 def post():
     rng = np.random.default_rng(1)
@@ -39,8 +31,8 @@ def post():
         weights=rng.choice([-1.0, 1.0], p=[0.1, 0.9], size=(2, 30)),
         warnings=[ModicumWarning("doubt", "it is doubtful", "look again", share=0.5)],
         tuning={"step": {"value": np.float32(0.5), "why": "dual averaging"}, "mass": np.eye(3)},
-        settings={"seed": 3, "shape": (1, 2), "nothing": None, "nan": float("nan"), "f": Doubler},
-        predictor=Doubler(),
+        settings={"seed": 3, "shape": (1, 2), "nothing": None, "nan": float("nan"), "f": Ledger},
+        predictor=ModelPredictor(Logistic()),
     )
 
 
@@ -62,14 +54,14 @@ def test_round_trip(post, tmp_path):
     assert back.settings["shape"] == (1, 2)
     assert back.settings["nothing"] is None
     assert np.isnan(back.settings["nan"])
-    assert back.settings["f"] == repr(Doubler)
-    assert back.predictor is None
-    assert back.predictor_spec == {"model": "doubler", "scale": 2.0}
+    assert back.settings["f"] == repr(Ledger)
+    assert back.model_predictor() == post.predictor
     assert back.summary().equals(post.summary())
     assert [p.name for p in tmp_path.iterdir()] == ["run.posterior"]
 
 
-def test_foreign_predictor_is_kept_but_not_rebuilt(post, tmp_path):
+def test_a_model_of_another_version_is_kept_but_not_rebuilt(post, tmp_path):
+    post.predictor, post.predictor_spec = None, {"family": "Later", "settings": {"scale": 2.0}}
     post.save(tmp_path / "p")
     back = Posterior.load(tmp_path / "p")
     refused(SettingError, "has no model", back.predict, {"x": np.ones(4)})

@@ -144,7 +144,7 @@ def to_datatree(post: FittedDraws, sample: int = 500, random_seed: int = 0) -> x
         coords=coords,
         attrs={"/": attrs, **dict.fromkeys(groups, attrs)},
     )
-    if sample and post.restore_predictor() is not None:
+    if sample and post.predictor_if_any() is not None:
         _add_groups(tree, post, sample, random_seed)
     return tree
 

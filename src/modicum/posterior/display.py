@@ -39,11 +39,11 @@ def family_name(model: BaseModel) -> str:
 
 def what_was_fitted(post: FittedDraws) -> str:
     """Return one sentence of the model, its outcome and columns, and the number of rows."""
-    of_model = post.of_model
+    predictor = post.predictor_if_any()
     rows = f"{post.settings.get('rows', post.ledger.rows):,} rows"
-    if of_model is None:
+    if predictor is None:
         return f"Draws of {', '.join(post.draws)}, from {rows}."
-    name = family_name(of_model.model)
+    name = family_name(predictor.model)
     kind = "regression" if name in FAMILIES else "model"
     written = "-".join(part.title() if part in PEOPLE else part for part in name.split("-"))
     text = f"{'An' if name[0] in 'aeio' else 'A'} {written} {kind}"
@@ -51,7 +51,7 @@ def what_was_fitted(post: FittedDraws) -> str:
         columns = post.encoding.needed(outcome=False, fields=())
         text += f" of {post.outcome_name()}"
         text += f" on {_listed(columns)}" if columns else ""
-    groups = dict.fromkeys(term.field for term in of_model.model.group_terms)
+    groups = dict.fromkeys(term.field for term in predictor.model.group_terms)
     text += f", with effects of {_listed(tuple(groups))}" if groups else ""
     return f"{text}, fitted to {rows}."
 

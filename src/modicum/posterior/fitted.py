@@ -38,7 +38,6 @@ from modicum.models.over_draws import ModelPredictor, rebuild
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.posterior.fit_rows import (
     AlignedRows,
-    Batch,
     FitRows,
     Groups,
     RowsLike,
@@ -123,10 +122,6 @@ class Warnings(list[ModicumWarning]):
         return "\n".join(map(str, self)) or "no warnings"
 
 
-Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
-"""Maps draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
-
-
 class Rerun(NamedTuple):
     """How to sample again as this posterior was sampled."""
 
@@ -150,7 +145,7 @@ class FittedDraws:
     warnings: Warnings = field(default_factory=Warnings)
     tuning: dict[str, Json] = field(default_factory=dict)
     settings: dict[str, Json] = field(default_factory=dict)
-    predictor: Predictor | None = None
+    predictor: ModelPredictor | None = None
     predictor_spec: dict[str, Json] | None = None
     fit_rows: FitRows | None = None
     rows: Rows | None = None
@@ -179,9 +174,8 @@ class FittedDraws:
                 )
         self.labels = tidy_labels(self.labels, self.draws)
         self.warnings = Warnings(self.warnings)
-        describe = getattr(self.predictor, "to_dict", None)
-        if self.predictor_spec is None and describe is not None:
-            self.predictor_spec = describe()
+        if self.predictor is not None:
+            self.predictor_spec = self.predictor.to_dict()
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Return the draws of a parameter, or of a line of the summary such as "beta[age]"."""
@@ -258,21 +252,15 @@ class FittedDraws:
         shapes = {name: self[name].shape[2:] for name in names}
         return [line for name, s in shapes.items() for line in scalar_names(name, s, self.labels)]
 
-    def restore_predictor(self) -> Predictor | None:
+    def predictor_if_any(self) -> ModelPredictor | None:
         """Return the predictor; that of a loaded posterior is rebuilt from its description."""
         if self.predictor is None and self.predictor_spec is not None:
             self.predictor = rebuild(self.predictor_spec)
         return self.predictor
 
-    @property
-    def of_model(self) -> ModelPredictor | None:
-        """The predictor of the model that was fitted; None of a posterior without a model."""
-        predictor = self.restore_predictor()
-        return predictor if isinstance(predictor, ModelPredictor) else None
-
     def model_predictor(self) -> ModelPredictor:
         """Return the predictor of the model; refuse a posterior without a model."""
-        predictor = self.of_model
+        predictor = self.predictor_if_any()
         if predictor is None:
             raise SettingError(
                 "this posterior has no model: it was made without its model, or loaded from a "

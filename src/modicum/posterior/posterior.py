@@ -103,8 +103,8 @@ class Posterior(FittedDraws):
     settings
         Method, seed, number of rows, wall time, versions.
     predictor
-        Function of draws and a batch of rows that returns expected outcomes; see `predict`. It is
-        saved with the posterior if it has a ``to_dict`` method.
+        The predictions of the model that was fitted, as a ``ModelPredictor``. A custom model is
+        not saved with the posterior.
     fit_rows
         Names, levels, reference levels and fingerprint of the rows of the fit, with which other
         rows are compared; with ``None``, rows are taken as they are.

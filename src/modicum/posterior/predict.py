@@ -10,9 +10,8 @@ where V is the variance between rows. It lies between 0 and 1, whatever the outc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,7 +30,7 @@ from modicum.models import BaseModel
 from modicum.models.outcome_checks import class_fault
 from modicum.models.over_draws import ModelPredictor, length_of
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
-from modicum.posterior.fitted import FittedDraws, affordable, check_interval, thinned
+from modicum.posterior.fitted import FittedDraws, affordable, check_interval
 from modicum.posterior.marginal import Average
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, rows_behind, with_groups
 from modicum.posterior.population import random_rows
@@ -40,8 +39,6 @@ from modicum.random import Stream, generator
 from modicum.rows.formula import NewLevels
 from modicum.rows.sources import is_table, library
 
-Evaluation: TypeAlias = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
-"""Maps a batch to expected outcomes (draws, rows, ...), for the mean and for the interval."""
 NewGroups: TypeAlias = Literal["one", "average"]
 PredictionKind: TypeAlias = Literal["mean", "survival"]
 TINY = np.finfo(float).tiny  # in place of a sum of weights that is 0
@@ -177,11 +174,14 @@ def predict(
 
 
 class Prepared(NamedTuple):
-    """Rows as a fit reads them, what it expects of them, and the weights of its draws."""
+    """Rows as a fit reads them, its draws, and normal scores of these for the effects of a group.
+
+    Without scores, intervals are those of the average over new groups.
+    """
 
     rows: AlignedRows
-    evaluate: Evaluation
-    weights: np.ndarray  # (1, draws)
+    drawn: OutcomeDraws
+    scores: np.ndarray | None
 
     @classmethod
     def of(
@@ -197,28 +197,26 @@ class Prepared(NamedTuple):
         """Align rows with those of the fit, and choose draws."""
         if newgroups not in (None, "one", "average"):
             raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
-        of_model = given or post.of_model
-        function = of_model or post.restore_predictor() or post.model_predictor()
+        predictor = given or post.model_predictor()
         new = aligned(rows, post.fit_rows, False, newlevels, groups)
-        if of_model is None:
-            subset, weights = thinned(post, affordable(post, len(new), draws))
-
-            def evaluate(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-                outcome = np.asarray(function(subset, batch), float)
-                return outcome, outcome
-
-            return cls(new, evaluate, weights)
-        new = with_groups(new, of_model.model, groups)
-        drawn = OutcomeDraws.affordable(post, new, draws, predictor=of_model)
+        new = with_groups(new, predictor.model, groups)
+        drawn = OutcomeDraws.affordable(post, new, draws, predictor=predictor)
         one = newgroups == "one" or (newgroups is None and groups is not None)
-        along = of_model.model.predictors_of_groups
+        along = predictor.model.predictors_of_groups
         scores = _normal_scores(drawn.weights.size, len(along)) if one else None
-        return cls(new, partial(drawn.expected, scores=scores), drawn.weights)
+        return cls(new, drawn, scores)
 
     def pieces(self, draws: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield expected outcomes, in pieces such that those of `draws` draws fit in memory."""
-        count = self.weights.size
-        for piece, (average, single) in in_pieces(self.rows, draws, self.evaluate):
+        """Yield expected outcomes (draws, rows, ...), for the mean and for the interval.
+
+        They come in pieces such that those of `draws` draws fit in memory.
+        """
+        count = self.drawn.weights.size
+
+        def expected(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+            return self.drawn.expected(batch, self.scores)
+
+        for piece, (average, single) in in_pieces(self.rows, draws, expected):
             if average.ndim < 2 or average.shape[:2] != (count, length_of(piece)):
                 raise SettingError(
                     f"The predictor returned shape {average.shape} for {count} draws and "
@@ -240,8 +238,8 @@ def mixed_prediction(
     probabilities = np.atleast_1d(quantiles).tolist()
     if not all(is_number(p) and 0 <= p <= 1 for p in probabilities):
         raise SettingError(f"quantiles must be probabilities from 0 to 1, not {quantiles!r}.")
-    total, parts = sum(fit.weights.size for fit in fits), []
-    at, weights = [*ends_of(prob), *probabilities], [fit.weights for fit in fits]
+    at, weights = [*ends_of(prob), *probabilities], [fit.drawn.weights for fit in fits]
+    total, parts = sum(each.size for each in weights), []
     mixed = [share * normalised(w) for share, w in zip(shares, weights, strict=True)]
     joined = weights[0] if len(fits) == 1 else np.concatenate(mixed, axis=1)
     for pieces in zip(*(fit.pieces(total) for fit in fits), strict=True):

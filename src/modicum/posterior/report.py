@@ -146,7 +146,8 @@ def code_for(post: FittedDraws, model: BaseModel | None) -> str:
 
 def report_page(post: FittedDraws, title: str | None, prob: float, data: RowsLike | None) -> str:
     """Return the page as one HTML document; what cannot be computed says why."""
-    model = None if post.of_model is None else post.of_model.model
+    predictor = post.predictor_if_any()
+    model = None if predictor is None else predictor.model
     estimates, check, why = summary(post, prob=prob), None, NO_ROWS
     has_rows = model is not None and (post.rows is not None or data is not None)
     if has_rows:

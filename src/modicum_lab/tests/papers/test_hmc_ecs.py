@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -240,19 +241,10 @@ def test_a_table_of_another_size_has_no_reference():
         designs._judge("claims", data, fit)
 
 
-class Predictor:
-    """Probabilities of a logistic regression, (draw, row)."""
-
-    def __call__(self, draws, batch):
-        eta = draws["beta"] @ batch["x"].T + draws["intercept"][:, None]
-        return 1 / (1 + np.exp(-eta))
-
-
 def test_a_perfect_prediction_has_a_perfect_curve():
-    x = np.linspace(-3, 3, 400)[:, None]
-    rows = mo.Rows(x=x, y=(x[:, 0] > 0).astype(float))
-    draws = {"beta": np.full((1, 10, 1), 2.0), "intercept": np.zeros((1, 10))}
-    post = Posterior(draws, {}, mo.Ledger(400), predictor=Predictor())
+    x = np.linspace(-3, 3, 400)
+    rows = mo.Rows(x=x[:, None], y=x > 0)
+    post = SimpleNamespace(predict=lambda rows, draws: SimpleNamespace(mean=1 / (1 + np.exp(-x))))
     (curve,) = roc_curves([Fit(Contender("a", mo.HMCECS(), 10, 0), post)], rows).values()
     assert np.trapezoid(curve[1], curve[0]) > 0.999
 
