@@ -14,6 +14,7 @@ from helpers.compiling import optimised_chains
 from helpers.refusals import refused, unwarned
 from helpers.targets import disagreements, exact_draws, flat_draws, sums_of
 from modicum.digest.pool import expansion
+from modicum.models.priors.units import moment_sums
 from modicum.rows.reading import read_formula
 
 N, SIZE = 2500, 600
@@ -244,6 +245,21 @@ def test_removing_some_of_equal_rows_leaves_the_others_share():
     assert wrong(others, rows_of(x[left], y[left])) > 2 * right
     with pytest.raises(mo.DataError, match="are equal, but the digest holds"):
         less.remove(rows_of(x[np.r_[equal, equal[:5]]], y[np.r_[equal, equal[:5]]]))
+
+
+def test_a_level_without_rows_keeps_the_prior_of_a_level():
+    """Rounding left it a standard deviation of 1e-8, and so a prior 1e8 times as wide."""
+    rng = np.random.default_rng(1)
+    x, ward = rng.normal([0, 1e6], [1, 1], size=(3000, 2)), rng.choice(list("abc"), 3000)
+    y, gone = rng.normal(size=3000), ward == "c"
+    x[~gone, 0] = 2.0  # a number that varies in the removed rows alone
+    whole = mo.Rows(x=x, y=y, columns=["dose", "far"], codes={"ward": ward})
+    removed, left = (whole.subset(np.flatnonzero(which)) for which in (gone, ~gone))
+    after, right = moment_sums(whole) - moment_sums(removed), moment_sums(left)
+    assert after.moments().x_unit[[0, 3]].tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(after.moments().x_unit, right.moments().x_unit, rtol=1e-6)
+    some = moment_sums(whole) - moment_sums(whole.subset(np.flatnonzero(gone)[1:]))
+    assert some.moments().x_unit[3] == 1.0  # of a level with one row
 
 
 def test_a_mode_that_leaves_the_anchor_is_warned_of(arrays, digest):

@@ -116,12 +116,15 @@ class MomentSums:
         mean = (self.weight * self.mean - other.weight * other.mean) / weight
         shift = other.mean - mean
         squares = self.squares - other.squares - shift**2 * (weight * other.weight / self.weight)
+        # what rounding leaves of a column that varied in the removed rows alone is no variation
+        error = self.squares + np.abs(self.mean) * np.sqrt(self.weight * self.squares)
+        squares = np.where(squares > ROUNDING[1] * error, squares, 0.0)
         with np.errstate(divide="ignore"):
             share = np.log1p(-min(1.0, float(np.exp(other.log_exposure - self.log_exposure))))
         return MomentSums(
             weight,
             mean,
-            np.maximum(squares, 0.0),
+            squares,
             self.low,
             self.high,
             self.counts - other.counts,
