@@ -54,8 +54,7 @@ def test_weights_are_the_ratio_of_the_densities(problem):
     right = -0.5 * np.einsum("cdi,ij,cdj->cd", at, problem.precision, at) - fixed.stats["lp"]
     found = fixed.stats["log_weight"]
     np.testing.assert_allclose(found - found.mean(), right - right.mean(), atol=1e-9)
-    with pytest.raises(mo.SettingError, match="give the rows, or their table"):
-        post.correct(progressbar=False)
+    refused(mo.SettingError, "give the rows, or their table", post.correct, progressbar=False)
     post.rows = problem.rows  # which a fit holds
     own = post.correct(draws=4000, progressbar=False)
     np.testing.assert_allclose(own.weights, fixed.weights)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from modicum import plots
 from modicum.posterior import Prediction
 from modicum.posterior.posterior import INSTEAD
@@ -56,8 +57,7 @@ def test_a_mapping_of_columns_is_a_table(frame, post):
     ],
 )
 def test_a_mapping_that_is_not_a_table(columns, words):
-    with pytest.raises(mo.ModicumError, match=words):
-        mo.fit("y ~ x", columns, **SHORT)
+    refused(mo.ModicumError, words, mo.fit, "y ~ x", columns, **SHORT)
 
 
 def test_intervals_are_levels_in_their_order(frame):
@@ -122,8 +122,7 @@ def test_a_store_that_exists_is_not_replaced_by_an_argument_that_fit_has_not(fra
     ],
 )
 def test_arguments_as_other_libraries_have_them(frame, settings, words):
-    with pytest.raises(mo.SettingError, match=words):
-        mo.fit("y ~ x", frame, **(SHORT | settings))
+    refused(mo.SettingError, words, mo.fit, "y ~ x", frame, **SHORT | settings)
 
 
 def test_the_table_before_the_formula(frame):
@@ -152,8 +151,7 @@ def test_names_that_are_not_there_are_errors_of_both_kinds(post, tmp_path):
             mo.Posterior.load(tmp_path / "none")
         with pytest.raises(kind, match="there is no file at"):
             mo.Digest.load(tmp_path / "none")
-    with pytest.raises(mo.DataError, match="is a folder"):
-        mo.Posterior.load(tmp_path)
+    refused(mo.DataError, "is a folder", mo.Posterior.load, tmp_path)
 
 
 def test_a_summary_of_single_lines(post):
@@ -189,8 +187,7 @@ def test_a_function_in_place_of_a_model_leads_to_what_takes_it(frame):
     rows = mo.Rows(x=frame[["x"]], y=frame["y"])
     with pytest.raises(mo.SettingError, match=r"not function; wrap a NumPyro model as mo.from"):
         mo.sample(lambda x: None, rows)
-    with pytest.raises(mo.SettingError, match=r"not the class Logistic\.$"):
-        mo.sample(mo.models.Logistic, rows)
+    refused(mo.SettingError, r"not the class Logistic\.$", mo.sample, mo.models.Logistic, rows)
 
 
 def test_names_of_other_libraries_lead_to_ours(post):
@@ -200,10 +197,8 @@ def test_names_of_other_libraries_lead_to_ours(post):
             assert hasattr(post, attribute)
         for picture in re.findall(r"(?<!_)plots\.(\w+)", instead):
             assert hasattr(plots, picture)
-    with pytest.raises(AttributeError, match=r"'ranef': use post.effects\(group\)"):
-        post.ranef()
-    with pytest.raises(AttributeError, match=r"'sumary'\.$"):
-        post.sumary()
+    refused(AttributeError, r"'ranef': use post.effects\(group\)", getattr, post, "ranef")
+    refused(AttributeError, r"'sumary'\.$", getattr, post, "sumary")
     assert copy.copy(post).draws is post.draws
 
 

@@ -12,6 +12,7 @@ import pytest
 import modicum as mo
 from helpers import toy
 from helpers.interrupted import planned
+from helpers.refusals import refused
 from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
 from modicum.methods.pilot import short_chains
@@ -47,8 +48,7 @@ def test_names_outside_the_folder_are_refused_and_nothing_is_deleted(saved, entr
     for path in precious:
         path.write_text("years of work")
     tampered(saved, lambda index: index.update({entry: name if entry == "state" else [name]}))
-    with pytest.raises(mo.DataError, match="not the record of a Modicum checkpoint"):
-        Checkpoint(saved, IDENTITY)
+    refused(mo.DataError, "not the record of a Modicum checkpoint", Checkpoint, saved, IDENTITY)
     assert all(path.read_text() == "years of work" for path in precious)
 
 
@@ -79,8 +79,7 @@ def test_numbers_that_contradict_each_other_are_refused(saved):
     ):
         before = (saved / "run.json").read_text()
         tampered(saved, lambda index, change=change: index.update(change))
-        with pytest.raises(mo.DataError, match="not the record"):
-            Checkpoint(saved, IDENTITY)
+        refused(mo.DataError, "not the record", Checkpoint, saved, IDENTITY)
         (saved / "run.json").write_text(before)
     Checkpoint(saved, IDENTITY).close()  # unchanged, it opens
 
@@ -92,8 +91,7 @@ def test_numbers_that_contradict_each_other_are_refused(saved):
 )
 def test_what_is_not_an_index_is_refused(saved, content):
     (saved / "run.json").write_bytes(content)
-    with pytest.raises(mo.DataError, match="not the record of a Modicum checkpoint"):
-        Checkpoint(saved, IDENTITY)
+    refused(mo.DataError, "not the record of a Modicum checkpoint", Checkpoint, saved, IDENTITY)
     assert Checkpoint.saved_identity(saved) == {}
 
 
@@ -238,8 +236,7 @@ def test_arrays_of_another_run_are_a_clear_error(tmp_path, harm):
         cut = {"chains": np.s_[:1], "state": np.s_[:1], "length": np.s_[:, :-1]}[harm]
         arrays = {name: values[cut] for name, values in arrays.items()}
     np.savez(path, **arrays)
-    with pytest.raises(mo.DataError, match="start anew"):
-        quick(MODEL, rows, checkpoint=tmp_path)
+    refused(mo.DataError, "start anew", quick, MODEL, rows, checkpoint=tmp_path)
 
 
 # Two processes -----------------------------------------------------------------------------
@@ -316,8 +313,7 @@ def test_a_full_disk_is_a_clear_error_and_the_draws_are_kept(tmp_path, monkeypat
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(mo.SettingError, match="cannot be written"):
-        Checkpoint(tmp_path / "file" / "below", IDENTITY)
+    refused(mo.SettingError, "cannot be written", Checkpoint, tmp_path / "file" / "below", IDENTITY)
 
 
 def test_deleting_a_checkpoint_leaves_what_is_not_its_own(saved):

@@ -6,6 +6,7 @@ import pytest
 import statsmodels.api as sm
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import logistic_rows, sums_of
 from modicum.models import Target
 from modicum.passes import anchor_at_mode
@@ -254,8 +255,7 @@ def test_given_classes_are_used():
 
 def test_names_of_rows_are_not_classes():
     rows = mo.Rows(x=np.zeros((300, 2)), y=np.arange(300) // 2 * 1.0)
-    with pytest.raises(mo.DataError, match="150 classes in 300 rows"):
-        Target.of(M.Softmax(), rows)
+    refused(mo.DataError, "150 classes in 300 rows", Target.of, M.Softmax(), rows)
     assert Target.of(M.Softmax(classes=150), rows)[0].size == 149 * 3
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import gaussian_rows, quick, same_draws
 from modicum.models import Target
 
@@ -61,8 +62,7 @@ def test_a_checkpoint_is_of_what_was_computed(sigma, tmp_path):
     sigma(1.0)
     quick(model, ROWS, checkpoint=tmp_path, **SHORT)
     moved = mo.Model(log_prior, by_global, {"a": 0.5})
-    with pytest.raises(mo.SettingError, match="init is"):
-        quick(moved, ROWS, checkpoint=tmp_path, **SHORT)
+    refused(mo.SettingError, "init is", quick, moved, ROWS, checkpoint=tmp_path, **SHORT)
 
 
 def test_another_version_of_jax_cannot_compare(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 import modicum as mo
 from helpers.interrupted import planned
+from helpers.refusals import refused
 from helpers.targets import quick, same_draws, sums_of
 from modicum.passes import NEAR, Modes, Starts, anchor_at_mode
 
@@ -257,8 +258,7 @@ def test_a_first_point_without_a_mode_does_not_end_the_search():
     ],
 )
 def test_starts_that_make_no_sense(starts, words):
-    with pytest.raises(mo.SettingError, match=words):
-        quick(square(), square_rows(), starts=starts)
+    refused(mo.SettingError, words, quick, square(), square_rows(), starts=starts)
 
 
 @pytest.mark.parametrize(

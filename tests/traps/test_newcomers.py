@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from modicum.arguments import names_checked
 from modicum.cli.fitting import require_path
 from modicum.rows.reading import read_formula
@@ -51,8 +52,7 @@ def test_a_function_is_called_by_its_own_name():
     @names_checked
     def sample(draws=1): ...
 
-    with pytest.raises(TypeError, match=r"^sample\(\) has no argument 'num_draws'"):
-        sample(num_draws=1)
+    refused(TypeError, r"^sample\(\) has no argument 'num_draws'", sample, num_draws=1)
 
 
 def test_classes_that_cannot_be_ordered():
@@ -80,8 +80,7 @@ def likelihood(theta, batch):
     ],
 )
 def test_functions_of_a_model_that_are_missing_or_swapped(functions, words):
-    with pytest.raises(mo.SettingError, match=words):
-        mo.Model(*functions, {"a": 0.0})
+    refused(mo.SettingError, words, mo.Model, *functions, {"a": 0.0})
 
 
 def test_functions_with_further_arguments_of_their_own_are_taken():
@@ -119,8 +118,7 @@ def test_semicolons_with_decimal_commas(tmp_path):
 
 
 def test_a_formula_in_the_place_of_the_data(tmp_path):
-    with pytest.raises(mo.SettingError, match=r"the data come first: modicum fit DATA"):
-        require_path("y ~ x")
+    refused(mo.SettingError, r"the data come first: modicum fit DATA", require_path, "y ~ x")
     require_path("~/table.csv")
     (tmp_path / "a~b.csv").write_text("x,y\n")
     require_path(str(tmp_path / "a~b.csv"))

@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
@@ -105,12 +106,10 @@ def test_a_subset_of_the_levels_is_filled_with_zeros(post):
 
 def test_other_reference_and_unseen_levels_are_refused(post):
     other = coded(TABLE, categorical={"carrier": "UA"})
-    with pytest.raises(mo.DataError, match=r"reference level 'UA', but the fit's was 'AA'"):
-        post.predict(other)
+    refused(mo.DataError, r"reference level 'UA', but the fit's was 'AA'", post.predict, other)
     unseen = TABLE.assign(carrier=TABLE["carrier"].replace("WN", "ZZ"))
     for ask in (post.predict, post.score):
-        with pytest.raises(mo.DataError, match=r"column 'carrier' holds 'ZZ'.*leave such rows"):
-            ask(coded(unseen))
+        refused(mo.DataError, r"column 'carrier' holds 'ZZ'.*leave such rows", ask, coded(unseen))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +125,7 @@ def test_other_reference_and_unseen_levels_are_refused(post):
 )
 def test_other_columns_are_named(post, table, settings, sentence):
     for ask in (post.predict, post.score):
-        with pytest.raises(mo.DataError, match=sentence):
-            ask(coded(table, **settings))
+        refused(mo.DataError, sentence, ask, coded(table, **settings))
 
 
 def test_automatic_names_are_names():
@@ -145,10 +143,8 @@ def test_bare_arrays_go_by_shape(post):
     np.testing.assert_allclose(post.predict({"x": x}).mean, post.predict(ROWS).mean)
     np.testing.assert_allclose(post.predict({"x": x.tolist()}).mean, post.predict(ROWS).mean)
     for wrong in (x[:, :4], np.c_[x, x]):
-        with pytest.raises(mo.DataError, match=r"but the fit had 5 \('age', 'dose'"):
-            post.predict({"x": wrong})
-    with pytest.raises(mo.DataError, match=r"x has no columns"):
-        post.predict({"x": x[:, 0]})
+        refused(mo.DataError, r"but the fit had 5 \('age', 'dose'", post.predict, {"x": wrong})
+    refused(mo.DataError, r"x has no columns", post.predict, {"x": x[:, 0]})
     frame = pd.DataFrame(x, columns=ROWS.columns)[list(ROWS.columns)[::-1]]
     np.testing.assert_allclose(post.predict({"x": frame}).mean, post.predict(ROWS).mean)
 
@@ -185,15 +181,13 @@ def test_tables_with_numbers_as_levels_and_with_offsets():
     expected = np.exp([2.0, 0.0])
     np.testing.assert_allclose(post.predict(pd.DataFrame({"hour": [7, 5]})).mean, expected)
     np.testing.assert_allclose(post.predict(pd.DataFrame({"hour": ["7", "5"]})).mean, expected)
-    with pytest.raises(mo.DataError, match="'hour' holds 8 in row 1"):
-        post.predict(pd.DataFrame({"hour": [7, 8]}))
+    refused(mo.DataError, "'hour' holds 8 in row 1", post.predict, pd.DataFrame({"hour": [7, 8]}))
     with pytest.raises(mo.SettingError, match="does not know the columns"):
         posterior(hours, fit_rows=False, **draws).predict(table)
     with_offset = mo.Rows.from_table(table.assign(o=1.0), outcome="n", offset="o")
     draws = {"beta": np.zeros((2, 30, 1)), "intercept": np.zeros((2, 30))}
     offset_post = posterior(with_offset, mo.models.Poisson(), **draws)
-    with pytest.raises(mo.SettingError, match="offset column 'o' is not in the data"):
-        offset_post.predict(table)
+    refused(mo.SettingError, "offset column 'o' is not in the data", offset_post.predict, table)
     by_name = offset_post.predict(table.assign(o=np.log([1, 2, 3, 4, 5, 6]))).mean
     np.testing.assert_allclose(by_name, [1, 2, 3, 4, 5, 6])
     arrays = mo.Rows(x=table[["hour"]], y=table["n"], offset=np.ones(6))
@@ -233,8 +227,7 @@ def test_an_offset_must_not_be_forgotten():
     counts = mo.Rows(x=np.ones((20, 1)), y=np.arange(20) % 3, offset=np.arange(20.0) / 10)
     draws = {"beta": np.zeros((2, 30, 1)), "intercept": np.zeros((2, 30))}
     post = posterior(counts, mo.models.Poisson(), **draws)
-    with pytest.raises(mo.DataError, match="had an offset and these have none"):
-        post.predict({"x": np.ones((3, 1))})
+    refused(mo.DataError, "had an offset and these have none", post.predict, {"x": np.ones((3, 1))})
     found = post.predict({"x": np.ones((3, 1)), "offset": np.ones(3)})
     np.testing.assert_allclose(found.mean, np.e)
 
@@ -250,8 +243,7 @@ def test_bytes_and_numbers_mean_the_same_pixels():
     mean = post.predict(as_bytes).mean
     np.testing.assert_allclose(post.predict(mo.Rows(x=pixels, y=y)).mean, mean)
     np.testing.assert_allclose(post.predict({"x": pixels}).mean, mean)
-    with pytest.raises(mo.DataError, match=r"were bytes .* holds 0\.\d+ in row 0"):
-        post.predict({"x": pixels / 255})
+    refused(mo.DataError, r"were bytes .* holds 0\.\d+ in row 0", post.predict, {"x": pixels / 255})
     as_numbers = posterior(mo.Rows(x=pixels * 1.0, y=y), net, **draws)
     apart = as_numbers.predict({"x": pixels * 1.0}).mean
     assert np.abs(apart - mean).max() > 1e-3  # negative control: the scale matters
@@ -269,16 +261,13 @@ def test_other_shapes_and_custom_models():
     for fit_rows, sentence in ((True, "shape"), (False, r"model fails on these rows.*z \(4, 3\)")):
         post = posterior(rows, model, fit_rows=fit_rows, w=np.ones((2, 30, 2)))
         np.testing.assert_allclose(post.predict({"z": np.ones((4, 2))}).mean, 2.0)
-        with pytest.raises(mo.DataError, match=sentence):
-            post.predict({"z": np.ones((4, 3))})
-        with pytest.raises(mo.SettingError, match="needs the field 'z'"):
-            post.predict({"y": np.ones(4)})
+        refused(mo.DataError, sentence, post.predict, {"z": np.ones((4, 3))})
+        refused(mo.SettingError, "needs the field 'z'", post.predict, {"y": np.ones(4)})
 
 
 def test_outcomes_the_model_cannot_have_are_not_scored(post):
     bad = TABLE.assign(late=np.where(np.arange(600) == 7, 2, TABLE["late"]))
-    with pytest.raises(mo.DataError, match=r"outcome is 2 in row 7, .* 0 or 1"):
-        post.score(coded(bad))
+    refused(mo.DataError, r"outcome is 2 in row 7, .* 0 or 1", post.score, coded(bad))
     classes = mo.Rows(x=np.ones((9, 1)), y=np.arange(9) % 3)
     draws = {"beta": np.zeros((2, 30, 2, 1)), "intercept": np.zeros((2, 30, 2))}
     softmax = posterior(classes, mo.models.Softmax(), **draws)
@@ -308,10 +297,8 @@ def test_a_loaded_custom_model_is_given_again(tmp_path):
     with pytest.raises(mo.SettingError, match="belongs to another model"):
         Posterior.load(tmp_path / "p", model=other)
     posterior().save(tmp_path / "q")
-    with pytest.raises(mo.SettingError, match="leave `model` out"):
-        Posterior.load(tmp_path / "q", model=model)
-    with pytest.raises(mo.SettingError, match="model must be a model"):
-        Posterior.load(tmp_path / "p", model="mine")
+    refused(mo.SettingError, "leave `model` out", Posterior.load, tmp_path / "q", model=model)
+    refused(mo.SettingError, "model must be a model", Posterior.load, tmp_path / "p", model="mine")
 
 
 def test_a_model_that_has_changed_since_is_refused():
@@ -327,8 +314,7 @@ def test_a_model_that_has_changed_since_is_refused():
     assert post.correct(rows, progressbar=False).weights is not None
     scale["sd"] = 10.0
     for ask in (post.correct, post.stein_discrepancy):
-        with pytest.raises(mo.SettingError, match="no longer computes what it did"):
-            ask(rows, progressbar=False)
+        refused(mo.SettingError, "no longer computes what it did", ask, rows, progressbar=False)
     post.settings["jax"] = "0.0.1"  # another version may write the same expression differently
     assert post.correct(rows, progressbar=False).weights is not None
 
@@ -382,10 +368,8 @@ def test_the_rows_of_the_fit_are_taken(post, tmp_path):
     ],
 )
 def test_other_rows_are_refused(post, rows, sentence):
-    with pytest.raises(mo.ModicumError, match=sentence):
-        post.correct(rows, progressbar=False)
-    with pytest.raises(mo.ModicumError, match=sentence):
-        post.stein_discrepancy(rows, draws=30, progressbar=False)
+    refused(mo.ModicumError, sentence, post.correct, rows, progressbar=False)
+    refused(mo.ModicumError, sentence, post.stein_discrepancy, rows, draws=30, progressbar=False)
 
 
 # NaN passes no comparison ---------------------------------------------------------------------
@@ -407,15 +391,13 @@ def test_no_rows_have_predictions_of_their_shape(tmp_path):
     for wrong in (post.score, post.ppc, lambda rows: post.marginal("age", data=rows)):
         with pytest.raises(mo.DataError, match=r"there are no .*rows"):
             wrong(none)  # the average of nothing
-    with pytest.raises(mo.DataError, match=r"there are no .*rows"):
-        mo.fit("late ~ age", none, **LAPLACE)
+    refused(mo.DataError, r"there are no .*rows", mo.fit, "late ~ age", none, **LAPLACE)
 
     coded_post = posterior()
     assert len(coded_post.predict(none)) == 0
     assert len(coded_post.predict({"x": X[:0, :2], "carrier": []})) == 0
     for wrong in (coded_post.score, coded_post.ppc):
-        with pytest.raises(mo.DataError, match="there are no rows"):
-            wrong({"x": X[:0, :2], "carrier": [], "y": []})
+        refused(mo.DataError, "there are no rows", wrong, {"x": X[:0, :2], "carrier": [], "y": []})
     beta, intercept = np.zeros((2, 30, 2, 3)), np.zeros((2, 30, 2))
     classes = posterior(
         mo.Rows(x=X[:, :3], y=np.arange(600) % 3), mo.models.Softmax(classes=3),
@@ -461,8 +443,7 @@ def test_a_table_that_has_changed_is_not_averaged_over(change, missing, tmp_path
         lambda: post.marginal("dose", slope=True),
         lambda: post.ppc(by="hour"),
     ):
-        with pytest.raises(mo.DataError, match="table of the fit has changed since"):
-            call()
+        refused(mo.DataError, "table of the fit has changed since", call)
     assert not post.contrast("dose", data=table).equals(before)  # a table that is given is used
     if missing == "drop" and change is scaled:
         post.report(tmp_path / "report.html")
@@ -480,8 +461,7 @@ def test_a_file_or_a_dict_that_was_replaced_is_not_averaged_over(tmp_path):
     table.assign(age=1000 * table["age"]).to_parquet(path)
     columns["age"][:] = [1000 * age for age in columns["age"]]
     for post in (by_file, by_dict):
-        with pytest.raises(mo.DataError, match="table of the fit has changed since"):
-            post.contrast("age")
+        refused(mo.DataError, "table of the fit has changed since", post.contrast, "age")
 
 
 def test_rows_in_another_order_than_their_table_are_the_same(tmp_path):
@@ -498,8 +478,7 @@ def test_rows_in_another_order_than_their_table_are_the_same(tmp_path):
     assert len(sample()) == 50
     assert table_numbers(rows, table.drop(columns="carrier")) is None
     mixed(table)
-    with pytest.raises(mo.DataError, match="table of the fit has changed since"):
-        sample()
+    refused(mo.DataError, "table of the fit has changed since", sample)
 
 
 @pytest.mark.parametrize("change", ["scale", "sign", "columns", "one"])
@@ -515,8 +494,7 @@ def test_arrays_that_were_written_to_are_noticed(change, n):
         x[7, 3] += 1e-9
     else:
         x *= {"scale": 1000, "sign": -1}[change]
-    with pytest.raises(mo.DataError, match="an array was written to"):
-        rows.fingerprint()
+    refused(mo.DataError, "an array was written to", rows.fingerprint)
     x[:] = before
     assert rows.fingerprint() == mo.Rows(x=before, y=np.zeros(n)).fingerprint()
     copied = pickle.loads(pickle.dumps(rows))
@@ -527,8 +505,7 @@ def test_arrays_that_were_written_to_are_noticed(change, n):
 def test_tables_of_an_iterator_are_asked_for_again():
     halves = iter([TABLE.iloc[:200], TABLE.iloc[200:]])
     post = mo.fit("late ~ age", halves, **LAPLACE)
-    with pytest.raises(mo.DataError, match="has none left, so give the tables again"):
-        post.contrast("age", [30, 40])
+    refused(mo.DataError, "has none left, so give the tables again", post.contrast, "age", [30, 40])
     assert len(post.contrast("age", [30, 40], data=TABLE)) == 1
 
 
@@ -552,8 +529,7 @@ def test_rows_whose_arrays_were_written_to_are_not_read_again(tmp_path):
         lambda: mo.sample(mo.models.Logistic(), rows, **LAPLACE),
         lambda: mo.fit("y ~ x0", rows, **LAPLACE),
     ):
-        with pytest.raises(mo.DataError, match="an array was written to"):
-            call()
+        refused(mo.DataError, "an array was written to", call)
     assert len(post.predict({"x": x})) == len(x)  # rows of its own
     post.save(tmp_path / "post.mo")  # the draws are not lost, but no rows are known to be theirs
     with pytest.raises(mo.DataError, match="not the rows the posterior was sampled with"):
@@ -627,15 +603,11 @@ def test_odd_numbers_of_draws(value):
     post = posterior()
     all_by_default = () if value is None else (post.predict, post.score)
     for ask in (*all_by_default, post.correct, post.stein_discrepancy):
-        with pytest.raises(mo.SettingError, match="draws must be a whole number"):
-            ask(ROWS, draws=value)
+        refused(mo.SettingError, "draws must be a whole number", ask, ROWS, draws=value)
     for prob in (0, 1, 90, np.nan, "x"):
-        with pytest.raises(mo.SettingError, match="between 0 and 1"):
-            post.predict(ROWS, prob=prob)
-        with pytest.raises(mo.SettingError, match="between 0 and 1"):
-            post.summary(prob=prob)
-    with pytest.raises(mo.SettingError, match="levels must be between 0 and 1"):
-        post.quantile("beta", [0.5, np.nan])
+        refused(mo.SettingError, "between 0 and 1", post.predict, ROWS, prob=prob)
+        refused(mo.SettingError, "between 0 and 1", post.summary, prob=prob)
+    refused(mo.SettingError, "levels must be between 0 and 1", post.quantile, "beta", [0.5, np.nan])
 
 
 # Warnings print as sentences ------------------------------------------------------------------
@@ -781,16 +753,14 @@ def test_odd_pages_are_refused(saved, tmp_path, at, odd):
 def test_models_that_cannot_be_rebuilt(saved, tmp_path, spec):
     page, members = saved
     post = Posterior.load(write(tmp_path / "odd", replaced(page, ("predictor",), spec), members))
-    with pytest.raises(mo.DataError, match="cannot be rebuilt"):
-        post.predict(ROWS)
+    refused(mo.DataError, "cannot be rebuilt", post.predict, ROWS)
 
 
 def test_deep_pages_are_refused(saved, tmp_path):
     page, members = saved
     deep = '{"list":[' * 50_000 + "]}" * 50_000
     text = json.dumps(replaced(page, ("tuning",), "HERE")).replace('"HERE"', deep)
-    with pytest.raises(mo.DataError, match="damaged"):
-        Posterior.load(write(tmp_path / "deep", text, members))
+    refused(mo.DataError, "damaged", Posterior.load, write(tmp_path / "deep", text, members))
 
 
 def header(shape, descr="<f8", data=b"", version=b"\x01\x00"):
@@ -827,8 +797,7 @@ def test_bombs_are_not_unpacked(saved, tmp_path):
     whole = header("(2, 30, 40000)", data=bytes(2 * 30 * 40_000 * 8))
     path = write(tmp_path / "bomb", page, members | {"0.npy": whole}, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 10**5
-    with pytest.raises(mo.DataError, match="larger than the file"):
-        Posterior.load(path)
+    refused(mo.DataError, "larger than the file", Posterior.load, path)
     huge = json.dumps(page)[:-1] + " " * 10**6 + "}"
     with pytest.raises(mo.DataError, match="larger than the file"):
         Posterior.load(write(tmp_path / "bomb", huge, members, zipfile.ZIP_DEFLATED))

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import modicum as mo
 from helpers.disks import small_disk
+from helpers.refusals import refused
 from modicum.cli import app
 from modicum.errors import DataError, ModicumError, ResourceError, SettingError, as_options
 from modicum.files import place_name
@@ -100,8 +101,7 @@ def test_stores_with_the_checksums_of_before_can_be_verified(store):
     assert len(Rows.open(store, verify=True)) == 200
     about["shards"][0]["checksum"] = "0" * 32
     path.write_text(json.dumps(about))
-    with pytest.raises(DataError, match=r"rows-00000\.npy of .* was altered"):
-        Rows.open(store, verify=True)
+    refused(DataError, r"rows-00000\.npy of .* was altered", Rows.open, store, verify=True)
 
 
 # Levels
@@ -168,8 +168,7 @@ def test_a_level_and_a_column_of_one_name():
 def test_settings_of_other_types(tmp_path, settings, message):
     frame = pd.DataFrame({"g": ["u", "v"], "y": [0, 1]})
     frame.to_csv(tmp_path / "d.csv", index=False)
-    with pytest.raises(SettingError, match=message):
-        Rows.from_table(frame, **settings)
+    refused(SettingError, message, Rows.from_table, frame, **settings)
     with pytest.raises(SettingError, match=message):
         ingest(tmp_path / "d.csv", tmp_path / "s", **settings, progressbar=False)
     assert not (tmp_path / "s").exists()
@@ -185,20 +184,16 @@ def test_text_is_answered_by_what_can_be_done():
     ):
         Rows.from_table(pd.DataFrame({"g": ["3", "v"], "y": [0, 1]}))
     many = pd.DataFrame({"g": [f"u{i}" for i in range(600)], "y": 0.0})
-    with pytest.raises(DataError, match=r"holds text with 600 levels.*a group in mo\.fit"):
-        Rows.from_table(many)
+    refused(DataError, r"holds text with 600 levels.*a group in mo\.fit", Rows.from_table, many)
 
 
 def test_fields_of_other_types():
     x = [[1.0], [2.0]]
     with pytest.raises(DataError, match=r"'y' holds 10+ in row 0: every value must be a number"):
         Rows(x=x, y=[10**400, 1])
-    with pytest.raises(DataError, match=r"convert it with numpy.asarray\(y, dtype=float\)"):
-        Rows(x=x, y=[2**70, 1])
-    with pytest.raises(DataError, match="field 'y' is a single Int64Scalar"):
-        Rows(x=x, y=pa.scalar(3))
-    with pytest.raises(SettingError, match="columns must be a sequence of names, not int"):
-        Rows(x=x, columns=3)
+    refused(DataError, r"convert it with numpy.asarray\(y, dtype=float\)", Rows, x=x, y=[2**70, 1])
+    refused(DataError, "field 'y' is a single Int64Scalar", Rows, x=x, y=pa.scalar(3))
+    refused(SettingError, "columns must be a sequence of names, not int", Rows, x=x, columns=3)
     with pytest.raises(SettingError, match="a slice takes two row numbers"):
         Rows(x=x).slice(None, 2)
     with pytest.raises(SettingError, match="row numbers must be an array of integers"):
@@ -294,8 +289,7 @@ def test_odd_descriptions(store, change):
     about = json.loads(path.read_text())
     change(about)
     path.write_text(json.dumps(about))
-    with pytest.raises(DataError, match=r"rows\.json is damaged \(.+\): ingest the source again"):
-        Rows.open(store)
+    refused(DataError, r"rows\.json is damaged \(.+\): ingest the source again", Rows.open, store)
 
 
 def test_shards_outside_are_not_even_opened(store, tmp_path):
@@ -304,8 +298,7 @@ def test_shards_outside_are_not_even_opened(store, tmp_path):
     for place in ("../rows-00000.npy", str(tmp_path / "rows-00000.npy")):
         about["shards"][0]["file"] = place
         (store / "rows.json").write_text(json.dumps(about))
-        with pytest.raises(DataError, match="is not the name of a shard"):
-            Rows.open(store)
+        refused(DataError, "is not the name of a shard", Rows.open, store)
 
 
 @pytest.mark.parametrize(
@@ -325,8 +318,7 @@ def test_shards_outside_are_not_even_opened(store, tmp_path):
 )
 def test_files_that_are_not_descriptions_are_refused(store, content, reason):
     (store / "rows.json").write_bytes(content)
-    with pytest.raises(DataError, match=reason):
-        Rows.open(store)
+    refused(DataError, reason, Rows.open, store)
     with pytest.raises(SettingError, match="exists and is not a row store"):
         ingest(FIELDS, store, overwrite=True, progressbar=False)
 
@@ -334,20 +326,16 @@ def test_files_that_are_not_descriptions_are_refused(store, content, reason):
 def test_descriptions_that_cannot_be_read(store, monkeypatch):
     path = store / "rows.json"
     monkeypatch.setattr("modicum.rows.store.MOST_DESCRIPTION_BYTES", 10)
-    with pytest.raises(DataError, match="not a file of a sensible size"):
-        Rows.open(store)
+    refused(DataError, "not a file of a sensible size", Rows.open, store)
     monkeypatch.undo()
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(DataError, match="not a file of a sensible size"):
-        Rows.open(store)
+    refused(DataError, "not a file of a sensible size", Rows.open, store)
     path.unlink()
     path.mkdir()
-    with pytest.raises(DataError, match="not a file of a sensible size"):
-        Rows.open(store)
+    refused(DataError, "not a file of a sensible size", Rows.open, store)
     for wrong in (3, None, b"s"):
-        with pytest.raises(SettingError, match=r"Rows\.open takes the folder of a store"):
-            Rows.open(wrong)
+        refused(SettingError, r"Rows\.open takes the folder of a store", Rows.open, wrong)
 
 
 def header(text):
@@ -383,8 +371,7 @@ def test_odd_headers_of_shards(store, head):
     whole = path.read_bytes()
     assert len(head) == 128
     path.write_bytes(head + whole[128:])
-    with pytest.raises(DataError, match=r"rows-00000\.npy of .* was altered: ingest the source"):
-        Rows.open(store)
+    refused(DataError, r"rows-00000\.npy of .* was altered: ingest the source", Rows.open, store)
     path.write_bytes(whole)
     assert len(Rows.open(store)) == 200
 
@@ -396,19 +383,16 @@ def test_descriptions_and_headers_that_agree_on_80_tb(store):
     (store / "rows.json").write_text(json.dumps(about))
     path = store / "rows-00000.npy"
     path.write_bytes(HEADERS["80 TB"] + path.read_bytes()[128:])
-    with pytest.raises(DataError, match="was altered"):
-        Rows.open(store)
+    refused(DataError, "was altered", Rows.open, store)
     about["shards"][0]["bytes"] = 80 * 10**12 + 128
     (store / "rows.json").write_text(json.dumps(about))
-    with pytest.raises(DataError, match="is truncated"):
-        Rows.open(store)
+    refused(DataError, "is truncated", Rows.open, store)
 
 
 def test_a_shard_that_is_a_pipe(store):
     (store / "rows-00001.npy").unlink()
     os.mkfifo(store / "rows-00001.npy")
-    with pytest.raises(DataError, match=r"rows-00001\.npy of .* is not a file"):
-        Rows.open(store)
+    refused(DataError, r"rows-00001\.npy of .* is not a file", Rows.open, store)
 
 
 @pytest.mark.parametrize(
@@ -425,8 +409,7 @@ def test_remedies_fit_the_failure(store, monkeypatch, code, remedy):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("modicum.rows.store.mmap.mmap", refuse)
-    with pytest.raises(DataError, match=rf"rows-00000.npy of .* cannot be read .*: .*{remedy}"):
-        Rows.open(store)
+    refused(DataError, rf"rows-00000.npy of .* cannot be read .*: .*{remedy}", Rows.open, store)
 
 
 # Numbers damaged after they were checked
@@ -450,8 +433,7 @@ def test_damage_inside_a_store_is_named(tmp_path, value, word):
         "the rows were made: the data have changed since, so make the rows again from their source."
     )
     assert isinstance(bad.error(), DataError)
-    with pytest.raises(DataError, match="was altered"):
-        Rows.open(folder, verify=True)
+    refused(DataError, "was altered", Rows.open, folder, verify=True)
     with pytest.raises(DataError, match=rf"column 'c\[1, 0\]' holds {word} in row 24000"):
         ingest(rows, tmp_path / "t", progressbar=False)
 
@@ -596,8 +578,7 @@ def test_full_disk(tmp_path, monkeypatch, moment, code):
         ingest(FIELDS, tmp_path / "s", progressbar=False)
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(DataError, match="is not a row store"):
-        Rows.open(tmp_path / "s")
+    refused(DataError, "is not a row store", Rows.open, tmp_path / "s")
 
 
 def test_full_temporary_folder(tmp_path, monkeypatch):
@@ -618,8 +599,7 @@ def test_full_temporary_folder(tmp_path, monkeypatch):
         raise OSError("the user's own")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(OSError, match="the user's own"):
-        ingest(broken(), tmp_path / "s", progressbar=False)
+    refused(OSError, "the user's own", ingest, broken(), tmp_path / "s", progressbar=False)
 
 
 def test_full_disk_keeps_the_old_store(store, monkeypatch):
