@@ -185,20 +185,25 @@ def stored_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 # JSON ---------------------------------------------------------------------------------------
 
-# Dataclasses become plain JSON values and are read back by their annotations. A class of several
-# kinds has a class method `by_kind`, classes by name, and is written with its name. A check returns
-# its argument, or raises a TypeError or ValueError that says what was found instead.
+# Dataclasses and named tuples become plain JSON values, and arrays, and are read back by their
+# annotations. A class of several kinds has a class method `by_kind`, classes by name, and is
+# written with its name; other classes have `to_dict` and `from_dict`. A check returns its argument,
+# or raises a TypeError or ValueError that says what was found instead.
 
 Json: TypeAlias = Any  # what json.loads returns
 
 
 def plain(value: Any) -> Json:  # any dataclass, or JSON
-    """Return dataclasses, tuples and mappings as plain JSON values."""
+    """Return dataclasses, tuples and mappings as plain JSON values; arrays stay as they are."""
     if is_dataclass(value):
         named = {"kind": type(value).__name__} if hasattr(value, "by_kind") else {}
         return named | {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
@@ -219,6 +224,14 @@ def restored(kind: Any, value: object) -> Any:  # a type, and a value of it
                 if f.name in entries or f.default is f.default_factory is MISSING
             }
         )
+    if isinstance(kind, type) and hasattr(kind, "_fields"):  # a named tuple
+        kinds = _annotations(kind)
+        pairs = zip(kind._fields, sequence(value), strict=True)
+        return kind(*(restored(kinds[name], entry) for name, entry in pairs))
+    if isinstance(kind, type) and hasattr(kind, "from_dict"):
+        return kind.from_dict(mapping(value))
+    if outer is list:
+        return [restored(inner[0], entry) for entry in sequence(value)]
     if outer is Mapping:
         return {name: restored(inner[1], entry) for name, entry in mapping(value).items()}
     if outer is tuple and inner[-1] is ...:
@@ -229,10 +242,14 @@ def restored(kind: Any, value: object) -> Any:  # a type, and a value of it
         return tuple(restored(k, v) for k, v in zip(inner, sequence(value), strict=True))
     if outer is UnionType and value is not None and len(inner) == 2 and NoneType in inner:
         return restored(inner[0], value)
-    if outer is UnionType:
+    if outer is UnionType and isinstance(value, dict):
+        return restored(next(k for k in inner if is_dataclass(k)), value)
+    if outer is UnionType and not hasattr(value, "__array__"):
         if type(value) not in inner or value != value:
             raise TypeError(f"{short(value)} is neither text nor a number")
         return value
+    if kind is np.ndarray and not hasattr(value, "__array__"):
+        raise TypeError(f"{short(value)} is not an array")
     if kind is bool and not isinstance(value, bool):
         raise TypeError(f"{short(value)} is neither true nor false")
     return text(value) if kind is str else integer(value, 0) if kind is int else value
@@ -317,7 +334,7 @@ class Archive:
         contain arrays at any depth; `plain` is JSON already.
         """
         arrays: list[np.ndarray] = []
-        encoded = {name: _encode(part, arrays) for name, part in parts.items()}
+        encoded = {name: numbered(part, arrays) for name, part in parts.items()}
         page = {"format": self.name, "version": self.version, **encoded, **plain}
         with whole_file(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr(self.page, json.dumps(page, indent=1))
@@ -337,7 +354,10 @@ class Archive:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
                 check_members(archive, os.fstat(file.fileno()).st_size)
                 page = self._checked(json.loads(archive.read(self.page)))
-                decoded = {part: _decode(page[part], archive) for part in parts}
+                decoded = {
+                    part: filled(page[part], lambda i: stored_array(archive, f"{i}.npy"))
+                    for part in parts
+                }
                 return make(decoded, page)
         except _VersionError as error:
             raise DataError(f"{path} {error}") from None
@@ -375,13 +395,13 @@ class _VersionError(Exception):
     """The file has another version; the message says which, and what to do."""
 
 
-def _encode(value: object, arrays: list[np.ndarray]) -> Json:
-    """Turn a value into JSON; collect arrays in `arrays`, and write other objects as their repr."""
+def numbered(value: object, arrays: list[np.ndarray]) -> Json:
+    """Turn a value into JSON, with numbers for arrays, which `arrays` collects, and reprs."""
     if isinstance(value, dict):
-        return {"dict": [[str(k), _encode(v, arrays)] for k, v in value.items()]}
+        return {"dict": [[str(k), numbered(v, arrays)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_encode(v, arrays) for v in value]}
+        return {kind: [numbered(v, arrays) for v in value]}
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, str | bool | int | float):
@@ -394,8 +414,8 @@ def _encode(value: object, arrays: list[np.ndarray]) -> Json:
     return repr(value)
 
 
-def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Json:
-    """Undo `_encode`."""
+def filled(value: Json, array: Callable[[int], np.ndarray], depth: int = 0) -> Json:
+    """Undo `numbered`; `array` returns an array by its number."""
     if isinstance(value, list) or depth > DEEPEST:
         raise ValueError("its page is not laid out as Modicum does")
     if isinstance(value, str):
@@ -406,9 +426,9 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Json:
     if kind == "array":
         if type(inside) is not int:
             raise TypeError("an array is not numbered")
-        return stored_array(archive, f"{inside}.npy")
+        return array(inside)
     if kind == "dict":
-        items = {k: _decode(v, archive, depth + 1) for k, v in inside}
+        items = {k: filled(v, array, depth + 1) for k, v in inside}
         for name in items:
             if not isinstance(name, str):
                 raise TypeError("a name is not text")
@@ -416,7 +436,7 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Json:
         return items
     if kind not in ("list", "tuple"):
         raise ValueError("its page is not laid out as Modicum does")
-    entries = [_decode(v, archive, depth + 1) for v in inside]
+    entries = [filled(v, array, depth + 1) for v in inside]
     return tuple(entries) if kind == "tuple" else entries
 
 

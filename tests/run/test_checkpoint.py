@@ -15,7 +15,15 @@ from helpers.interrupted import Crash, saved_iterations
 from helpers.refusals import refused
 from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick, same_draws
+from modicum.files import plain, restored
+from modicum.kernels.designs import weight_tables
+from modicum.kernels.whitening import Curves
+from modicum.linalg.arrow import ArrowMatrix
+from modicum.methods.ecs.composition import BurnIn
+from modicum.methods.without_mode import AtMean
+from modicum.passes import Anchor, ModeRecord, Modes
 from modicum.run import runner
+from modicum.run.checkpoint import Checkpoint
 
 MODEL = mo.models.Gaussian(scale=0.7)
 TUNE, DRAWS = 100, 40
@@ -152,7 +160,15 @@ CHILD = """
 import sys, time
 import modicum as mo
 from helpers.targets import gaussian_rows, quick
+from modicum.files import plain, restored
+from modicum.kernels.designs import weight_tables
+from modicum.kernels.whitening import Curves
+from modicum.linalg.arrow import ArrowMatrix
+from modicum.methods.ecs.composition import BurnIn
+from modicum.methods.without_mode import AtMean
+from modicum.passes import Anchor, ModeRecord, Modes
 from modicum.run import runner
+from modicum.run.checkpoint import Checkpoint
 runner.CHUNK_SECONDS = 0.0  # a checkpoint every iteration
 if sys.argv[2] == "pass":
     real = mo.Rows.chunk
@@ -238,3 +254,51 @@ def test_ctrl_c_during_warm_up_is_an_interrupt(rows, monkeypatch):
     press_ctrl_c(monkeypatch, 20)
     refused(KeyboardInterrupt, "before the first draw", quick, MODEL, rows)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+# Stages -----------------------------------------------------------------------------------
+
+ARROW = ArrowMatrix.of_diagonal(-np.arange(1.0, 6.0), np.array([[0], [1], [2]]), np.array([3, 4]))
+ANCHOR = Anchor(
+    *(np.arange(5.0), -7.5, np.ones(5), ARROW, np.eye(5)),
+    record=ModeRecord(3, float("nan"), True, 20),
+    notes=[mo.ModicumWarning("not-concave", "it is not", "look", ratio=0.1)],
+    modes=Modes(np.ones((1, 5)), np.ones(1), np.eye(5)[None]),
+)
+SIZES = {"subsample": 30}
+STAGES = {
+    "anchor": (Anchor, ANCHOR),
+    "mean": (AtMean, AtMean(ANCHOR, "of short chains")),
+    "burn-in": (BurnIn, BurnIn(ANCHOR, SIZES, {"blocks": "as in the paper"}, {"v": [0.5]})),
+    "tables": (type(weight_tables(np.ones(3))), weight_tables(np.arange(3.0))),
+    "no curves": (Curves | None, None),
+    "curves": (Curves | None, Curves(np.eye(2), np.ones((2, 96, 4)))),
+    "pace": (tuple[float, float], (1e-9, 1 / 3)),
+}
+
+
+def remembered(folder, kind, value, calls):
+    def compute():
+        calls.append(1)
+        return {"found": plain(value)}
+
+    with Checkpoint(folder, {}) as checkpoint:
+        return checkpoint.remember("stage", compute, lambda parts: restored(kind, parts["found"]))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_is_read_back_as_it_was(tmp_path, name):
+    kind, value = STAGES[name]
+    calls = []
+    for _ in range(2):
+        again = remembered(tmp_path, kind, value, calls)
+        assert type(again) is type(value)
+        assert repr(again) == repr(value)  # arrays have few entries, shown in full
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("kind", "value"), [(Anchor, ARROW), (AtMean, ANCHOR), (Curves, [1.0])])
+def test_a_stage_of_another_kind_is_refused(tmp_path, kind, value):
+    remembered(tmp_path, type(value), value, [])
+    with pytest.raises(mo.DataError, match="missing or damaged"):
+        remembered(tmp_path, kind, value, [])

@@ -10,8 +10,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
 from modicum.errors import ConvergenceError, CrudeControlVariateError, NoModeError
 from modicum.methods.cost import Work, affordable, is_short, seconds_for
 from modicum.methods.ecs import HMCECS
@@ -158,11 +156,7 @@ def _normal_given_scales(task: Task, all_rows: Work) -> tuple[Method, Plan] | No
 def _planned(method: Laplace, proposals: Proposals, all_rows: Work, started: float) -> Plan:
     """Plan draws that suffice; a resumed run reports the time that weighing took originally."""
     plan, task = method.of(proposals), proposals.task
-
-    def compute() -> dict[str, np.ndarray]:
-        return {"seconds": np.array(time.perf_counter() - started)}
-
-    took = task.remember("weighing", compute, lambda arrays: float(arrays["seconds"]))
+    took = task.remember("weighing", float, lambda: time.perf_counter() - started)
     (others,) = seconds_for(task, all_rows)
     plan.tuning["method"] = _cost_line(proposals.density.description, took, others)
     return plan

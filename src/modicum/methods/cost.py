@@ -182,14 +182,10 @@ def seconds_for(task: Task, *works: Work) -> list[float]:
     A resumed run uses the times measured when it began.
     """
 
-    def compute() -> dict[str, np.ndarray]:
-        return {"pace": np.array([seconds_per_gradient(task), _seconds_of_compiling(task)])}
+    def measure() -> tuple[float, float]:
+        return seconds_per_gradient(task), _seconds_of_compiling(task)
 
-    def read(arrays: dict[str, np.ndarray]) -> tuple[float, float]:
-        per_gradient, compiling = arrays["pace"]
-        return float(per_gradient), float(compiling)
-
-    per_gradient, compiling = task.remember("pace", compute, read)
+    per_gradient, compiling = task.remember("pace", tuple[float, float], measure)
 
     def seconds(work: Work) -> float:
         one_by_one = ITERATION * work.iterations + STEP * work.steps + per_gradient * work.rows

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import BelowOne, Bytes, Count, Positive, Share
+from modicum.arrays import as_either
 from modicum.diagnostics import ess
 from modicum.errors import ModicumWarning, SettingError, listed
 from modicum.kernels.bounds import (
@@ -58,18 +59,8 @@ class Lights(NamedTuple):
     bright: float  # expected number of bright rows
     most: float  # expected number far out in the posterior
 
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Lights:
-        """Restore from the arrays of a checkpoint."""
-        return cls(
-            Collapsed(*(arrays[name] for name in Collapsed._fields)),
-            Candidates(*(to_device(arrays[name]) for name in Candidates._fields)),
-            float(arrays["bright"]),
-            float(arrays["most"]),
-        )
 
-
-def _find_lights(task: Task, bounded: BoundedRows, anchor: Anchor) -> dict[str, np.ndarray]:
+def _find_lights(task: Task, bounded: BoundedRows, anchor: Anchor) -> Lights:
     """Make two passes: for the sum of all bounds, and for how bright each row may get."""
     collapsed = collapse(task.sums, bounded, anchor)
     bound = whitened_sums(anchor, collapsed)
@@ -84,13 +75,11 @@ def _find_lights(task: Task, bounded: BoundedRows, anchor: Anchor) -> dict[str, 
     )
     start = _candidates(brightest, rng)
     # Candidates were kept with known probabilities, and so tell how many rows are bright.
-    batch, is_row = task.rows.take(start["row_ids"]), start["number"] < len(task.rows)
+    batch, is_row = task.rows.take(np.asarray(start.row_ids)), start.number < len(task.rows)
     bright = np.asarray(_brightness(bounded, bound, batch, pilot)).mean(axis=0)
     task.ledger.add("bright", int(is_row.sum()) * len(pilot), "density")
-    expected = np.sum(np.where(is_row, bright / start["chance"], 0.0))
-    most = np.sum(brightest, dtype=np.float64)
-    sums = {name: np.asarray(values) for name, values in collapsed._asdict().items()}
-    return sums | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
+    expected = float(np.sum(np.where(is_row, bright / start.chance, 0.0)))
+    return Lights(collapsed, start, expected, float(np.sum(brightest, dtype=np.float64)))
 
 
 def _with_margin(expected: float) -> int:
@@ -103,7 +92,7 @@ def _with_margin(expected: float) -> int:
     return ceil(most / step) * step
 
 
-def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> Candidates:
     """Keep each row with a probability equal to its largest brightness seen so far."""
     n = len(brightest)
     chosen = np.flatnonzero(rng.random(n, dtype=np.float32) < brightest)
@@ -111,7 +100,7 @@ def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np
     number = np.concatenate([chosen, filled])
     row_ids = np.minimum(number, n - 1)
     chance = np.where(number < n, brightest[row_ids], 1.0).astype(np.float64)
-    return {"row_ids": row_ids, "number": number, "chance": chance}
+    return Candidates(*map(as_either, (row_ids, number, chance)))
 
 
 @jit(static=0)
@@ -244,9 +233,7 @@ class FlyMC(Method):
             )
         anchor = task.anchor_at_mode()
         bounded = BoundedRows(task.target, bound_of(task.target.model), self.tuned)
-        lights = task.remember(
-            "bound", lambda: _find_lights(task, bounded, anchor), Lights.from_arrays
-        )
+        lights = task.remember("bound", Lights, lambda: _find_lights(task, bounded, anchor))
         n, size = len(task.rows), task.target.size
         # the gradients of a move, at the step size typical of the acceptance rate
         steps = 1 if self.inner in ACCEPT else ceil(self.trajectory / typical_step_size(size))
@@ -267,7 +254,7 @@ class FlyMC(Method):
                 bound=whitened_sums(anchor, lights.collapsed),
                 n=jnp.asarray(n),
                 rate=jnp.asarray(rate),
-                start=lights.start,
+                start=to_device(lights.start),
             ),
             flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=anchor,

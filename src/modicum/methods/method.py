@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
 from modicum.arguments import Rule, check_settings
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError
+from modicum.files import Json, plain, restored
 from modicum.kernels.protocols import Kernel, Move, Settled
 from modicum.ledger import Ledger
 from modicum.models import Target
@@ -25,7 +26,6 @@ from modicum.run.checkpoint import Checkpoint
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 from modicum.runtime import Pytree
 
-Arrays = dict[str, np.ndarray]
 OwnMove: TypeAlias = Annotated[Move, Rule("a Move", callable)]  # for the setting `inner`
 T = TypeVar("T")
 
@@ -117,28 +117,25 @@ class Task:
                 "horseshoe); use method='hmc-ecs', 'hmc-ecs-signed', 'hmc' or 'nuts'."
             )
 
-    def remember(self, name: str, compute: Callable[[], Arrays], read: Callable[[Arrays], T]) -> T:
-        """Return `read` of arrays that are computed, or restored from the checkpoint.
+    def remember(self, name: str, kind: Any, compute: Callable[[], T]) -> T:  # kind: T as a type
+        """Return what `compute` returns, or what the checkpoint has of it, arrays as NumPy's.
 
-        The ledger counts the row evaluations of computing them either way.
+        The ledger counts the row evaluations of computing it either way.
         """
         if self.checkpoint is None:
-            return read(compute())
-        fresh = False
+            return compute()
+        before = self.ledger.to_dict()
 
-        def with_bill() -> Arrays:
-            nonlocal fresh
-            fresh, before = True, self.ledger.to_dict()
-            return compute() | {"ledger": np.array(json.dumps(self.ledger.since(before)))}
+        def with_bill() -> dict[str, Json]:
+            return {"found": plain(compute()), "ledger": self.ledger.since(before)}
 
-        def with_bill_read(arrays: Arrays) -> tuple[T, Ledger]:
-            bill = Ledger.from_dict(json.loads(str(arrays.pop("ledger"))))
-            return read(arrays), bill
+        def read(parts: Mapping[str, Json]) -> tuple[T, Ledger]:
+            return restored(kind, parts["found"]), Ledger.from_dict(parts["ledger"])
 
-        value, bill = self.checkpoint.remember(name, with_bill, with_bill_read)
-        if not fresh:
+        found, bill = self.checkpoint.remember(name, with_bill, read)
+        if self.ledger.to_dict() == before:  # nothing was computed
             self.ledger.merge(bill)
-        return value
+        return found
 
     def anchor_at_mode(self) -> Anchor:
         """Find the mode, or a point near it, and expand there; done once per run.
@@ -154,12 +151,9 @@ class Task:
 def _anchor_at_mode(task: Task) -> Anchor:
     if task.anchor is not None:
         return task.anchor
-
-    def compute() -> Arrays:
-        where = (task.sums, task.start, task.names, task.seed)
-        return anchor_at_mode(*where, within=NEAR, starts=task.starts).to_arrays()
-
-    return task.remember("anchor", compute, Anchor.from_arrays)
+    where = (task.sums, task.start, task.names, task.seed)
+    find = partial(anchor_at_mode, *where, within=NEAR, starts=task.starts)
+    return task.remember("anchor", Anchor, find)
 
 
 @dataclass(frozen=True)

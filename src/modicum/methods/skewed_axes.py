@@ -203,21 +203,15 @@ def curves_on_all_rows(task: Task) -> Curves | None:
 
         return in_equal_blocks(evaluate, anchor.point + z @ anchor.dense_factor.T, TOGETHER)
 
-    def compute() -> dict[str, np.ndarray]:
+    def find() -> Curves | None:
         z = generator(task.seed, Stream.SKEWNESS).standard_normal((TOGETHER, len(anchor.point)))
         ratios = log_posterior(z) + 0.5 * np.sum(z**2, axis=1)
-        curves = None
-        if not np.std(ratios) < NORMAL:  # NaN: far from normal as well
-            rows = _whitened_rows(task, anchor)
-            curves = skewed_axes(log_posterior, 0 * z[0], anchor, rows, COARSE)
-        if curves is None:
-            return {}
-        return {"axes": np.asarray(curves.axes), "pieces": np.asarray(curves.pieces)}
+        if np.std(ratios) < NORMAL:  # not if NaN, which is far from normal as well
+            return None
+        rows = _whitened_rows(task, anchor)
+        return skewed_axes(log_posterior, 0 * z[0], anchor, rows, COARSE)
 
-    def read(arrays: dict[str, np.ndarray]) -> Curves | None:
-        return Curves(**arrays) if arrays else None  # type: ignore[arg-type]
-
-    return task.remember("curves", compute, read)
+    return task.remember("curves", Curves | None, find)
 
 
 def in_equal_blocks(

@@ -61,11 +61,7 @@ def design_tables(
     if design.needs == "nothing" or stays_there:
         return design.tables(facts)
     name = f"{stage}-{type(design).__name__.lower()}"
-
-    def read(arrays: dict[str, np.ndarray]) -> Tables:
-        return design.layout(**arrays)
-
-    return task.remember(name, lambda: design.tables(facts)._asdict(), read)
+    return task.remember(name, design.layout, lambda: design.tables(facts))
 
 
 def expected_residuals(

@@ -38,12 +38,11 @@ def with_fixed_nodes(task: Task) -> Task:
     if not task.grouped or as_groups(task.rows).nodes is not None:
         return task
 
-    def compute() -> dict[str, np.ndarray]:
+    def find() -> Anchor:
         start = common_start(task.sums, task.start, task.seed)
-        where = (task.sums, start, task.names, task.seed)
-        return anchor_at_mode(*where, within=NEAR).to_arrays()
+        return anchor_at_mode(task.sums, start, task.names, task.seed, within=NEAR)
 
-    anchor = task.remember("anchor", compute, Anchor.from_arrays)
+    anchor = task.remember("anchor", Anchor, find)
     target, rows = with_nodes(task.sums, anchor.point)
     sums = Sums(target, rows, task.sums.engine, task.ledger)
     anchor = replace(anchor, notes=[*anchor.notes, *doubts_about_groups(sums, anchor)])

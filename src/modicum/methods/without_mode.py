@@ -116,14 +116,14 @@ def far_from_normal(task: Task, anchor: Anchor) -> bool:
 def disperse(task: Task) -> Dispersed:
     """Draw a point for each chain about the model's or the user's starts, and a step size."""
 
-    def compute() -> dict[str, np.ndarray]:
+    def draw() -> Dispersed:
         offsets, kicks = (generator(task.seed, s) for s in (Stream.DISPERSED, Stream.FIRST_STEP))
         scale = _scale(task)
         points = np.stack([_near(task, chain, scale, offsets) for chain in range(task.chains)])
         step = np.median([_first_step(task, point, scale, kicks) for point in points])
-        return {"points": points, "scale": scale, "step_size": np.asarray(step)}
+        return Dispersed(points, scale, np.asarray(step))
 
-    return task.remember("dispersed", compute, lambda arrays: Dispersed(**arrays))
+    return task.remember("dispersed", Dispersed, draw)
 
 
 def dispersed_starts(begin: Dispersed, origin: np.ndarray, keys: np.ndarray) -> ModeStarts:
@@ -214,11 +214,6 @@ class AtMean(NamedTuple):
     anchor: Anchor
     text: str
 
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> AtMean:
-        """Restore from the arrays of a checkpoint."""
-        return cls(Anchor.from_arrays(arrays), str(arrays["text"]))
-
 
 def may_have_mean(task: Task) -> bool:
     """Whether to look for a mean: for a user's model, and rows enough that a subset is cheap."""
@@ -240,7 +235,7 @@ def anchor_at_mean(task: Task) -> AtMean:
 
 @in_double_precision
 def _anchor_at_mean(task: Task) -> AtMean:
-    def compute() -> dict[str, np.ndarray]:
+    def find() -> AtMean:
         draws, small = _short_chains(task)
         mean, factor, passes = _moved(task, small, draws)
         C, A, B = task.sums.hessian(mean, "anchor")
@@ -253,9 +248,9 @@ def _anchor_at_mean(task: Task) -> AtMean:
             f"the mean of {CHAINS} short chains on {len(small.rows):,} rows, moved by {passes} "
             "passes over all rows"
         )
-        return Anchor(mean, C, A, B, factor).to_arrays() | {"text": np.array(text)}
+        return AtMean(Anchor(mean, C, A, B, factor), text)
 
-    return task.remember("mean", compute, AtMean.from_arrays)
+    return task.remember("mean", AtMean, find)
 
 
 def _subset_size(task: Task) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
@@ -36,8 +35,6 @@ from modicum.passes.mode import (
 )
 from modicum.passes.other_modes import Modes, Starts, find_modes
 from modicum.passes.sums import Sums
-
-A = TypeVar("A", ArrowMatrix, ArrowFactor)
 
 # Thresholds for suspecting separation, which is then checked at the cost of a pass:
 LIKELY = -0.2  # log-likelihood per row above which outcomes are predicted well
@@ -96,51 +93,11 @@ class Anchor:
         assert isinstance(self.B, np.ndarray)
         return self.B
 
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return everything as arrays, for a checkpoint."""
-        record = json.dumps(None if self.record is None else asdict(self.record))
-        sums = {"point": self.point, "C": np.asarray(self.C), "A": self.A}
-        sums |= _to_arrays("B", self.B) | _to_arrays("factor", self.factor)
-        texts = {
-            "record": np.array(record),
-            "notes": np.array(json.dumps([n.to_dict() for n in self.notes])),
-        }
-        modes = {} if self.modes is None else self.modes.to_arrays()
-        return sums | texts | modes
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Anchor:
-        """Make an anchor from the result of `to_arrays`."""
-        record = json.loads(str(arrays["record"]))
-        return cls(
-            C=float(arrays["C"]),
-            **{name: arrays[name] for name in ("point", "A")},
-            B=_from_arrays("B", arrays, ArrowMatrix),
-            factor=_from_arrays("factor", arrays, ArrowFactor),
-            record=None if record is None else ModeRecord(**record),
-            notes=[ModicumWarning.from_dict(n) for n in json.loads(str(arrays["notes"]))],
-            modes=Modes.from_arrays(arrays),
-        )
-
     def whiten(self, t: np.ndarray) -> np.ndarray:
         """Return the coordinates z of `t`, of shape (..., d)."""
         away = t - self.point
         lines = ArrowFactor.of(self.factor).lines_whitened(away.reshape(-1, len(self.point)))
         return lines.reshape(away.shape)
-
-
-def _to_arrays(name: str, matrix: Symmetric | Factor) -> dict[str, np.ndarray]:
-    """Return a matrix as named arrays."""
-    if isinstance(matrix, np.ndarray):
-        return {name: matrix}
-    return {f"{name}.{f.name}": np.asarray(getattr(matrix, f.name)) for f in fields(matrix)}
-
-
-def _from_arrays(name: str, arrays: dict[str, np.ndarray], form: type[A]) -> np.ndarray | A:
-    """Restore a matrix from the result of `_to_arrays`."""
-    if name in arrays:
-        return arrays[name]
-    return form(**{f.name: arrays[f"{name}.{f.name}"] for f in fields(form)})
 
 
 def anchor_at(sums: Sums, t: np.ndarray) -> Anchor:

@@ -11,7 +11,7 @@ about exp(log posterior) det(precision)^(-1/2) (Laplace).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import NamedTuple
@@ -70,18 +70,6 @@ class Modes:
 
     def __len__(self) -> int:
         return len(self.weights)
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return everything as arrays with distinct names, for a checkpoint."""
-        parts = {"points": self.points, "weights": self.weights, "factors": self.factors}
-        return {f"modes_{name}": part for name, part in parts.items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Modes | None:
-        """Restore modes from the result of `to_arrays`; None if `arrays` holds no modes."""
-        if "modes_points" not in arrays:
-            return None
-        return cls(*(arrays[f"modes_{name}"] for name in ("points", "weights", "factors")))
 
     def chains_at(self, chains: int) -> np.ndarray:
         """Return the mode at which each chain starts: all modes, the heavier ones more often."""

@@ -33,6 +33,8 @@ from modicum.files import (
     Json,
     Lock,
     check_members,
+    filled,
+    numbered,
     plain,
     refuse_uri,
     restored,
@@ -140,19 +142,33 @@ class Checkpoint:
         """Number of iterations safely on disk."""
         return self.index.iterations
 
-    def remember(self, name: str, compute: Callable[[], Arrays], read: Callable[[Arrays], T]) -> T:
-        """Apply `read` to the arrays saved under `name`, which are computed if there are none.
+    def remember(
+        self,
+        name: str,
+        compute: Callable[[], Mapping[str, Json]],
+        read: Callable[[Mapping[str, Json]], T],
+    ) -> T:
+        """Apply `read` to the parts saved under `name`, which are computed if there are none.
 
-        If `read` fails on arrays from a file, the file is reported as damaged.
+        Parts are plain JSON values, in which there may be arrays. If `read` fails on parts from a
+        file, the file is reported as damaged.
         """
         path = self.folder / f"{name}.npz"
         if not path.exists():
-            arrays = compute()
-            self._write(path.name, arrays)
-            return read(arrays)
+            parts, arrays = compute(), list[np.ndarray]()
+            pages = {part: json.dumps(numbered(v, arrays)) for part, v in parts.items()}
+            texts = {part: np.array(page) for part, page in pages.items()}
+            self._write(path.name, texts | {str(i): array for i, array in enumerate(arrays)})
+            return read(parts)
         saved = _load(path)
+        pages = {part: str(saved.pop(part)) for part in list(saved) if not part.isdigit()}
         try:
-            return read(saved)
+            return read(
+                {
+                    part: filled(json.loads(page), lambda i: saved[str(i)])
+                    for part, page in pages.items()
+                }
+            )
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as fault:
             raise _damaged(path) from fault
 

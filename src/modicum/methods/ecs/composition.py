@@ -288,9 +288,7 @@ class EnergyConserving(Method, Generic[C]):
                 f"the anchor has {point.size} entries, but the model has {task.start.size} "
                 f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
             )
-        return task.remember(
-            "anchor", lambda: anchor_at(task.sums, point).to_arrays(), Anchor.from_arrays
-        )
+        return task.remember("anchor", Anchor, lambda: anchor_at(task.sums, point))
 
     @in_double_precision
     def examine(self, task: Task, weights: Weights | None = None) -> Examined[C]:

@@ -22,7 +22,7 @@ from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import HMC
 from modicum.methods.method import Task, Tuning, run_on_some_rows
 from modicum.methods.pilot.study import Study, study_rows, weigh
-from modicum.passes import Anchor, anchor_at
+from modicum.passes import anchor_at
 from modicum.random import Stream, chain_keys
 from modicum.run.chains import Chains
 from modicum.run.iterations import place_rows
@@ -31,32 +31,14 @@ from modicum.run.runner import History, capacity_for, run
 PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
 STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
 SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000
-Arrays = dict[str, np.ndarray]
 
 
 def burn_in(method: EnergyConserving[Choice], task: Task) -> BurnIn:
     """Run the schedule of the perturbed method, or restore its result from a checkpoint."""
-
-    def read(arrays: Arrays) -> BurnIn:
-        m, calibrated = int(arrays["subsample"]), [float(m) for m in arrays["calibrated"]]
-        why = dict.fromkeys([*PAPER_BLOCKS, "certainty"], "as in the paper")
-        if calibrated:
-            why["subsample"] = (
-                f"chosen by the pilot study after the first {STAGES[0]} iterations of burn-in; "
-                f"before them, at the mean of a subset, {calibrated[0]:,.0f}"
-            )
-        tuning: Tuning = {
-            "burn-in variance": [float(f"{v:.4g}") for v in arrays["variance"]],
-            "recalibration": calibrated,
-        }
-        anchor = Anchor.from_arrays(arrays)
-        return BurnIn(anchor, PAPER_BLOCKS | {"subsample": m}, why, tuning)
-
-    return task.remember("anchor", lambda: _burn_in(method, task), read)
+    return task.remember("anchor", BurnIn, lambda: _burn_in(method, task))
 
 
-def _burn_in(method: EnergyConserving[Choice], task: Task) -> Arrays:
-    """Return the anchor's arrays, with m, its calibrations and the variance at each iteration."""
+def _burn_in(method: EnergyConserving[Choice], task: Task) -> BurnIn:
     if task.sums.rest is not None:
         raise SettingError(
             "tuning='paper' starts from a subset of the rows, which a digest does not have; leave "
@@ -66,23 +48,29 @@ def _burn_in(method: EnergyConserving[Choice], task: Task) -> Arrays:
     fixed, m = "subsample" in method.by_hand, method.by_hand.get("subsample", 0)
     # Stages are not checkpointed one by one: the result of the whole burn-in is.
     staged = replace(task, checkpoint=None)
-    variance, calibrated = [], []
+    variance, calibrated = [], list[float]()
     for number, length in enumerate(STAGES):
         study = study_rows(weigh(method.studied, staged, anchor))
         if number <= 1 and not fixed:  # before, and again after 100 iterations
             chosen = method.choose(study, 0, PAPER_BLOCKS | method.by_hand).subsample
             m = min(chosen, len(task.rows) // 200 * 100)
-            calibrated.append(m)
+            calibrated.append(float(m))
         sizes = PAPER_BLOCKS | {"subsample": m} | method.by_hand
         history = _stage(method, study, method.choose(study, 0, sizes), length, number)
         variance.append(history.stats["variance_estimate"].mean(axis=0))
         recent = history.position[:, length // 2 :].mean(axis=(0, 1))
         anchor = anchor_at(task.sums, anchor.point + anchor.factor @ recent)
-    return anchor.to_arrays() | {
-        "subsample": np.asarray(m),
-        "calibrated": np.asarray(calibrated, np.int64),
-        "variance": np.concatenate(variance),
+    why = dict.fromkeys([*PAPER_BLOCKS, "certainty"], "as in the paper")
+    if calibrated:
+        why["subsample"] = (
+            f"chosen by the pilot study after the first {STAGES[0]} iterations of burn-in; "
+            f"before them, at the mean of a subset, {calibrated[0]:,.0f}"
+        )
+    tuning: Tuning = {
+        "burn-in variance": [float(f"{v:.4g}") for v in np.concatenate(variance)],
+        "recalibration": calibrated,
     }
+    return BurnIn(anchor, PAPER_BLOCKS | {"subsample": int(m)}, why, tuning)
 
 
 def _stage(

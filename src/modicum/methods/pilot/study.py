@@ -167,10 +167,10 @@ def _with_levels(about: AnchoredProxy) -> tuple[AnchoredProxy, Known]:
     if form is None or not _may_have_levels(about, form):
         return about, known
 
-    def compute() -> dict[str, np.ndarray]:
+    def find() -> LevelCurves | None:
         levels = level_curves(task.sums, form, about.proxy, about.anchor)
         if levels is None:
-            return {}
+            return None
         draws = about.straight(about.draws.weighing)
         without, with_ = (
             expected_residuals(task.sums, form, about.proxy._replace(levels=each), draws)
@@ -179,12 +179,9 @@ def _with_levels(about: AnchoredProxy) -> tuple[AnchoredProxy, Known]:
         total, left = (extent_of(each).sums.sum() for each in (without, with_))
         pays = left < PAYS * total
         known.append(with_ if pays else without)
-        return {k: np.asarray(v) for k, v in levels._asdict().items()} if pays else {}
+        return levels if pays else None
 
-    def read(arrays: dict[str, np.ndarray]) -> LevelCurves | None:
-        return LevelCurves(**to_device(arrays)) if arrays else None
-
-    levels = task.remember("levels", compute, read)
+    levels: LevelCurves | None = to_device(task.remember("levels", LevelCurves | None, find))
     if levels is None:
         return about, known
     why = "columns that few rows determine"
