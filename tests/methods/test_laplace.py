@@ -10,8 +10,7 @@ from helpers.interrupted import task_of
 from helpers.refusals import refused
 from helpers.targets import exact_draws, flat_draws, logistic_rows, mean_and_error
 from modicum.diagnostics import ess
-from modicum.diagnostics.convergence import pareto_smoothed
-from modicum.diagnostics.weighted import weighted_mean
+from modicum.diagnostics.weighted import pareto_smoothed, weighted_mean
 from modicum.methods.laplace import Verdict, WeighingPool
 from modicum.methods.laplace import _doubts as doubts_of
 from modicum.methods.laplace import _independence_sampler as independence_sampler

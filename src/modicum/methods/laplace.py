@@ -40,7 +40,7 @@ import numpy as np
 
 from modicum.arguments import at_least
 from modicum.arrays import as_either
-from modicum.diagnostics.convergence import pareto_smoothed
+from modicum.diagnostics.weighted import pareto_smoothed
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError, listed
 from modicum.kernels.control_variates import LinearTaylor, cached_rows
 from modicum.kernels.protocols import ControlVariate, Proxy

@@ -19,8 +19,8 @@ from typing import TypeVar
 import numpy as np
 
 from modicum.diagnostics import kernel_stein_discrepancy, squared_stein_discrepancy
-from modicum.diagnostics.convergence import finite_and_moving, rows_smoothed
-from modicum.diagnostics.weighted import kish_share, weighted_mean, weighted_variance
+from modicum.diagnostics.convergence import finite_and_moving
+from modicum.diagnostics.weighted import kish_share, rows_smoothed, weighted_mean, weighted_variance
 from modicum.errors import SettingError, too_few, warn_of, whole_number
 from modicum.ledger import Ledger
 from modicum.libraries import arviz_base, arviz_stats

@@ -37,8 +37,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from modicum.diagnostics.convergence import ess_mean, rows_smoothed
-from modicum.diagnostics.weighted import kish_share
+from modicum.diagnostics.convergence import ess_mean
+from modicum.diagnostics.weighted import kish_share, rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn_of, whole_number
 from modicum.ledger import Ledger
 from modicum.libraries import arviz_stats
