@@ -1,7 +1,10 @@
-"""Lakes: partitions, mixed and empty files, lazy frames, iterators."""
+"""Lakes: partitions, mixed and empty files, lazy frames, iterators, resuming after a kill."""
 
 import datetime
 import itertools
+import os
+import signal
+import textwrap
 
 import numpy as np
 import pandas as pd
@@ -14,9 +17,10 @@ import pytest
 import modicum as mo
 from helpers.frames import frame_of
 from helpers.refusals import refused
+from helpers.scripts import Script
 from modicum.rows import Rows, ingest
 from modicum.rows.reading import read_formula
-from modicum.rows.tables import open_table
+from modicum.rows.tables import FileSource, open_table
 
 N = 3000
 QUIET = {"outcome": "y", "progressbar": False}
@@ -163,12 +167,12 @@ def test_a_column_in_folder_and_file_agrees_or_is_refused(
             pq.write_table(part, tmp_path / name / "part.parquet")
         return open_table(tmp_path)
 
-    read = pa.Table.from_batches(lake(same).read(["c", "y"]))
+    read = pa.Table.from_batches(lake(same).batches(["c", "y"]))
     assert read["c"].to_pylist() == pa.array(same).to_pylist()
     source = lake(unlike)
-    assert pa.Table.from_batches(source.read(["y"])).num_rows == 2  # c is not used
+    assert pa.Table.from_batches(source.batches(["y"])).num_rows == 2  # c is not used
     with pytest.raises(mo.DataError, match=r"part.parquet holds .* in column 'c', and .* folder"):
-        list(source.read(["c"]))
+        list(source.batches(["c"]))
 
 
 @pytest.mark.parametrize(
@@ -185,3 +189,71 @@ def test_a_column_in_folder_and_file_agrees_or_is_refused(
 def test_what_cannot_be_read_is_a_clear_error(source, sentence, tmp_path):
     refused(mo.ModicumError, sentence, ingest, source, tmp_path / "s", **QUIET)
     assert not (tmp_path / "s").exists()
+
+
+# Resuming ----------------------------------------------------------------------------------
+
+
+def test_a_killed_ingest_resumes_where_it_was(frame, tmp_path, monkeypatch):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for i in range(6):
+        table = pa.Table.from_pandas(frame.iloc[i * 500 : (i + 1) * 500])
+        pq.write_table(table, folder / f"{i}.parquet")
+    script = textwrap.dedent(f"""
+        import os, modicum.rows.writing as writing
+        from modicum.rows import ingest
+        write = writing.Journal.write
+        def killed(self, shards):
+            write(self, shards)
+            if len(shards) == 9:
+                os.kill(os.getpid(), 9)
+        writing.Journal.write = killed
+        ingest({str(folder)!r}, {str(tmp_path / "s")!r}, outcome="y", shard_rows=200,
+               progressbar=False)
+    """)
+    with Script(script) as child:
+        assert child.wait() == -signal.SIGKILL, child.stderr.read()
+    assert not (tmp_path / "s").exists()
+    read = []
+    original = FileSource._scan
+
+    def watched(self, fragment, schema):
+        if "a" in schema.names:  # not only the levels of g
+            read.append(os.path.basename(fragment.path))
+        return original(self, fragment, schema)
+
+    monkeypatch.setattr(FileSource, "_scan", watched)
+    rows = ingest(folder, tmp_path / "s", shard_rows=200, **QUIET)
+    same(rows, frame, ("a", "k", "g", "year"))
+    assert read == ["3.parquet", "4.parquet", "5.parquet"]  # 8 shards of 200 rows were complete
+    assert sorted(os.listdir(tmp_path)) == ["parts", "s"]
+    assert sorted(os.listdir(tmp_path / "s")) == [
+        *(f"rows-{i:05d}.npy" for i in range(15)),
+        "rows.json",
+    ]
+    Rows.open(tmp_path / "s", verify=True)
+
+
+def test_what_changed_since_is_read_anew(frame, tmp_path, monkeypatch):
+    pq.write_table(pa.Table.from_pandas(frame), tmp_path / "one.parquet")
+
+    class Stopped(KeyboardInterrupt):
+        pass
+
+    write = mo.rows.writing.Journal.write
+
+    def stopped(self, shards):
+        write(self, shards)
+        if len(shards) == 5:
+            raise Stopped
+
+    monkeypatch.setattr(mo.rows.writing.Journal, "write", stopped)
+    with pytest.raises(Stopped):
+        ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET)
+    (unfinished,) = tmp_path.glob(".s.ingest-*")
+    monkeypatch.setattr(mo.rows.writing.Journal, "write", write)
+    other = frame_of(seed=2)
+    pq.write_table(pa.Table.from_pandas(other), tmp_path / "one.parquet")
+    same(ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET), other)
+    assert not unfinished.exists()

@@ -105,7 +105,13 @@ def test_a_broken_connection_is_read_on_and_an_unreachable_server_is_a_clear_err
     monkeypatch.setattr(tables.FileSource, "_scan", broken_scan(scan, 99))
     with pytest.raises(mo.DataError, match=r"month=3/0.parquet cannot be read .*NETWORK"):
         ingest(uri(), tmp_path / "s", shard_rows=300, **CHOICE)
+    assert list(tmp_path.glob(".s.ingest-*"))
+    read = []
+    monkeypatch.setattr(tables.FileSource, "_scan", lambda *a: read.append(a[1].path) or scan(*a))
+    rows = ingest(uri(), tmp_path / "s", shard_rows=300, **CHOICE)
+    assert rows.fingerprint() == expected(table).fingerprint()
     assert not list(tmp_path.glob(".s.ingest-*"))
+    assert sum("month=0" in path for path in read) == 1  # its levels, not its rows
 
 
 def test_a_missing_key_and_a_missing_bucket_are_clear_errors(uri, tmp_path):
@@ -209,7 +215,7 @@ def test_stores_are_read_on_after_failures(store, table, monkeypatch):
         np.testing.assert_array_equal(values, local[name])
 
 
-def test_a_table_there_becomes_a_store_there_after_an_ingest_that_failed(uri, table, monkeypatch):
+def test_a_table_there_becomes_a_store_there_and_a_killed_ingest_resumes(uri, table, monkeypatch):
     place, send, sent = uri("stores/grown"), object_storage.Bucket._put, []
 
     def breaks(self, name, *rest):
@@ -221,11 +227,16 @@ def test_a_table_there_becomes_a_store_there_after_an_ingest_that_failed(uri, ta
     monkeypatch.setattr(object_storage.Bucket, "_put", breaks)
     refused(mo.DataError, "the connection is gone", ingest, uri(), place, shard_rows=300, **CHOICE)
     refused(mo.DataError, "is not a row store", mo.Rows.open, place)  # unfinished
-    assert len(sent) == 5
-    monkeypatch.setattr(object_storage.Bucket, "_put", send)
+    assert sent.count("progress.json") == 5
+    monkeypatch.setattr(
+        object_storage.Bucket, "_put", lambda self, *a: sent.append(a[0]) or send(self, *a)
+    )
+    sent.clear()
     rows = ingest(uri(), place, shard_rows=300, **CHOICE)
     assert rows.fingerprint() == expected(table).fingerprint()
-    assert len(keys(uri, "grown")) == 14 + 1  # the five shards that were left are gone
+    shards = [name for name in sent if name.startswith("rows-")]
+    assert len(shards) == 10  # of 14; the last of the five complete shards is written again
+    assert len(keys(uri, "grown")) == 14 + 1
     mo.Rows.open(place, verify=True)
 
 

@@ -217,7 +217,7 @@ def test_a_store_put_in_the_place_of_ours_is_not_replaced_unasked(csv, tmp_path)
     assert len(mo.Rows.open(out / "rows")) == 3
 
 
-def test_a_fit_killed_after_its_ingest_resumes_without_overwrite(csv, tmp_path, monkeypatch):
+def test_a_killed_ingest_resumes_without_overwrite(csv, tmp_path, monkeypatch):
     from modicum.cli import fitting
 
     class Killed(BaseException):

@@ -270,7 +270,7 @@ def _kept_columns(data: str, encoding: str, names: Sequence[str]) -> dict[str, p
         return {}
     source = open_table(data, encoding, as_text=names)
     require_columns(place_name(data), names, source.names)
-    batches = (batch.select(names) for batch in source.read(names))
+    batches = (batch.select(names) for batch in source.batches(names))
     schema = pa.schema(zip(names, source.types(names), strict=True))  # there may be no batch
     table = pa.Table.from_batches(batches, schema)
     return dict(zip(names, table.columns, strict=True))

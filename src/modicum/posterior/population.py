@@ -86,7 +86,7 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
     if name not in source.names:
         raise SettingError(f"there is no column {name!r}: {names_like(name, source.names)}")
     values = _read(
-        source, lambda s: np.concatenate([_plain(b.column(name)) for b in s.read([name])])
+        source, lambda s: np.concatenate([_plain(b.column(name)) for b in s.batches([name])])
     )
     if len(values) != len(rows):
         raise DataError(
@@ -167,7 +167,7 @@ def _sample(
 ) -> _Sample | None:
     rng = generator(seed, Stream.CHECKED_ROWS)
     sample, keys, total = None, np.zeros(0), 0
-    for part, dropped in complete_rows(source.read(columns), columns, drop):
+    for part, dropped in complete_rows(source.batches(columns), columns, drop):
         total += len(part) + dropped
         joined, row_ids = pa.Table.from_batches([part.batch]).select(list(columns)), part.row_ids
         if sample is not None:

@@ -186,7 +186,7 @@ def field_stream(
     if coded and like is not None and like.coding is not None:
         about = about.like(like)
 
-    def chunks() -> Iterator[dict[str, Array]]:
+    def chunks(_: int) -> Iterator[dict[str, Array]]:
         """Convert and check the rows, one block at a time; arrays that fit are viewed."""
         step, labels = block_rows(about.width), {name: about.labels(name) for name in numbers}
         check = WeightCheck("weight") if "weight" in numbers and n else None

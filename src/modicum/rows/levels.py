@@ -173,7 +173,7 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
     if not stray or len(stray) == len(texts):
         return
     start = 0
-    for batch in source.read([name]):
+    for batch in source.batches([name]):
         column = joined(batch.column(name)).to_pylist()
         row = next((row for row, value in enumerate(column) if value in stray), None)
         if row is not None:
@@ -262,7 +262,7 @@ class BatchColumns:
 
 
 def complete_rows(
-    batches: Iterable[pa.RecordBatch], columns: Sequence[str], drop: bool
+    batches: Iterable[pa.RecordBatch], columns: Sequence[str], drop: bool, first: int = 0
 ) -> Iterator[tuple[BatchColumns, int]]:
     """Yield each batch without its incomplete rows, and the number of incomplete rows.
 
@@ -274,8 +274,10 @@ def complete_rows(
         Columns to check for missing values, null or NaN.
     drop
         Whether to drop incomplete rows; otherwise an error names column and row of the first.
+    first
+        Row number of the first row.
     """
-    start = 0
+    start = first
     for batch in batches:
         row_ids = np.arange(start, start + batch.num_rows)
         absent = np.zeros(batch.num_rows, dtype=bool)
@@ -307,7 +309,7 @@ def counted(source: Source) -> Iterator[tuple[BatchColumns, int]]:
     """Yield batches without columns, which only count the rows of a source."""
     start = 0
     if source.rows is None:
-        sizes = [batch.num_rows for batch in source.read(source.names[:1])]
+        sizes = [batch.num_rows for batch in source.batches(source.names[:1])]
     else:
         sizes = [min(BATCH_ROWS, source.rows - i) for i in range(0, source.rows, BATCH_ROWS)]
     for size in sizes:

@@ -141,10 +141,10 @@ def fill(
 
 
 class RowStream(NamedTuple):
-    """Rows yet to be read: what they are, their chunks in order, and their number."""
+    """Rows yet to be read: what they are, their chunks from a given row on, and their number."""
 
     description: Description
-    chunks: Callable[[], Iterator[dict[str, Array]]]
+    chunks: Callable[[int], Iterator[dict[str, Array]]]
     total: int | None  # None if unknown until all rows are read
     lent: Mapping[str, Array] | None = None  # arrays to use without a copy; the user may hold them
 
@@ -166,7 +166,7 @@ class RowStream(NamedTuple):
         return MemoryBackend(description, arrays)
 
     def _heard(self, advance: Callable[[int], object]) -> Iterator[dict[str, Array]]:
-        for chunk in self.chunks():
+        for chunk in self.chunks(0):
             yield chunk
             advance(len(next(iter(chunk.values()))))
 
@@ -263,4 +263,4 @@ def stream_of(
     if kind.kind != "f":
         raise SettingError("the rows of a formula are float32 or float64: leave dtype out.")
     chunks = partial(encoding.chunks, source, kind, drop=drop, newlevels=newlevels)
-    return RowStream(describe(encoding, total or 1, kind), chunks, total)
+    return RowStream(describe(encoding, total or 1, kind), lambda first: chunks(first=first), total)

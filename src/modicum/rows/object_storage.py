@@ -26,6 +26,7 @@ from modicum.rows.description import Description
 from modicum.rows.lake import LakeError, file_system, with_retries
 from modicum.rows.store import (
     DESCRIPTION,
+    JOURNAL,
     MOST_DESCRIPTION_BYTES,
     SHARD_NAME,
     Folder,
@@ -111,6 +112,13 @@ class Bucket(Folder):
 
         return self._call(shard.file, once)
 
+    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
+        """Yield the packed rows of a shard, some at a time."""
+        remote = RemoteShard(self, shard, description)
+        step = max(1, PIECE // description.row_bytes)
+        for start in range(0, shard.rows, step):
+            yield remote.between(start, min(start + step, shard.rows))
+
     def _call(self, name: str, call: Callable[[], T]) -> T:
         try:
             return with_retries(call)
@@ -139,7 +147,8 @@ class Bucket(Folder):
     def staged(self, overwrite: bool) -> Iterator[Bucket]:
         """Prepare to write a store; shards are written to a local folder, one at a time.
 
-        Shards of an unfinished store are removed when the next one is complete.
+        Shards of an unfinished store stay, for the next call to continue from; other leftover
+        shards are removed when the store is complete.
         """
         names = self.refuse_existing(overwrite)
         numbers = [int(name[5:-4]) for name in names if SHARD_NAME.fullmatch(name)]
@@ -152,7 +161,7 @@ class Bucket(Folder):
         """Refuse a folder of other files or a store not to be replaced; return the file names."""
         names = self.names()
         for name in names:
-            if name != DESCRIPTION and not SHARD_NAME.fullmatch(name):
+            if name not in (DESCRIPTION, JOURNAL) and not SHARD_NAME.fullmatch(name):
                 raise SettingError(
                     f"{self.called} holds {name}, which is not part of a row store: choose another "
                     "name for the store."

@@ -58,7 +58,9 @@ def ingest(
     r"""Write a row store from files, a table or arrays, and open it.
 
     The source is read in small batches, so the data need not fit in memory. The store appears
-    under its name when it is complete; an ingest that fails leaves nothing there.
+    under its name when it is complete; an ingest that fails leaves nothing there. If an ingest of
+    files is killed or loses its connection, the next call with the same files and arguments
+    continues after the last complete shard, unless rows are sorted.
 
     Parameters
     ----------
@@ -113,6 +115,7 @@ def ingest(
     refuse_taken(store, overwrite)
     if is_store(source):
         source = Rows.open(source)
+    identity = None
     if isinstance(source, Rows | Mapping):
         if choice != ChosenColumns():
             raise SettingError(
@@ -123,8 +126,17 @@ def ingest(
     else:
         names = categorical if isinstance(categorical, Iterable) else ()
         table = open_table(source, encoding, [name for name in names if isinstance(name, str)])
+        # With weights, an ingest starts over: their check needs the weights of all rows.
+        if weight is None:
+            identity = identity_of(table, choice, dtype, encoding)
         rows = columns_of(table, choice, dtype)
-    return write_store(rows, store, overwrite, progressbar, shard_rows, sort_by)
+    return write_store(rows, store, overwrite, progressbar, shard_rows, sort_by, identity)
+
+
+def identity_of(source: object, *settings: object) -> str | None:
+    """Return a hash of files and settings; None for data that may change without notice."""
+    files = getattr(source, "identity", None)
+    return None if files is None else hashlib.sha256(repr((files, settings)).encode()).hexdigest()
 
 
 def _fields_of(source: Rows | Mapping[str, object], dtype: object) -> RowStream:
@@ -138,8 +150,7 @@ def _fields_of(source: Rows | Mapping[str, object], dtype: object) -> RowStream:
     labels = [label for name in fields for label in about.labels(name)]
     numbers = replace(about, fields=fields, codes={}, coding=None)
 
-    def chunks() -> Iterator[dict[str, Array]]:
-        start = 0
+    def chunks(start: int) -> Iterator[dict[str, Array]]:
         for chunk in source.chunks(block_rows(about.width)):
             block = replace(numbers, dtype=source.dtype).pack(chunk)
             block = in_type(block, kind, labels, range(start, start + len(block)))
@@ -323,9 +334,8 @@ def read_formula(
     if store is None and source.remote:
         neighbours = sorted(read_regions(matrices).items())
         settings = (str(formula), offset, weights, missing, str(dtype), by_class, neighbours)
-        identity = repr((source.identity, (*settings, version("modicum"))))
-        called = hashlib.sha256(identity.encode()).hexdigest()[:24]
-        cache = cache_folder() / "lake" / called
+        called = identity_of(source, *settings, version("modicum")) or ""
+        cache = cache_folder() / "lake" / called[:24]
         if (cache / DESCRIPTION).is_file():
             say(f"reading the rows of {source.called} from the cache, {cache}", progressbar)
             return Rows.open(cache)
@@ -341,7 +351,14 @@ def read_formula(
         if store is None:
             with phase("read rows", rows.total, progressbar, "rows") as reading:
                 return Rows._at(rows.in_memory(reading.advance))
-        return write_store(rows, store, overwrite, progressbar, sort_by=known.largest_group)
+        # An unfinished store is not continued if rows are dropped, since its rows then do not tell
+        # how far the table was read, nor with weights, whose check needs the weights of all rows.
+        identity = None
+        if not drop and weights is None:
+            regions = [factor.neighbours for factor in known.factors]
+            identity = identity_of(source, known.formula, known.others, regions, dtype)
+        group = known.largest_group
+        return write_store(rows, store, overwrite, progressbar, sort_by=group, identity=identity)
     except MissingValueError as fault:
         remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
         raise MissingValueError(fault.column, fault.row, remedy=remedy) from None
@@ -385,9 +402,7 @@ def is_tabular(value: object) -> bool:
     """Whether `value` is a table for a formula: a frame, columns, files, a `Source`, or a list."""
     if isinstance(value, list | tuple):
         return len(value) > 0 and all(map(is_tabular, value))
-    single = (
-        is_table(value) or is_dataset(value) or is_columns(value) or hasattr(value, "has_order")
-    )
+    single = is_table(value) or is_dataset(value) or is_columns(value) or hasattr(value, "batches")
     return single or isinstance(value, str | os.PathLike | TableFiles)
 
 
@@ -456,7 +471,7 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
     ]
     columns = list(dict.fromkeys([*needed, *(name for g in factors for name in g.columns)]))
     parts, coded = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for part, _ in complete_rows(source.read(columns), columns, encoding.drops):
+    for part, _ in complete_rows(source.batches(columns), columns, encoding.drops):
         parts.append(part.row_ids)
         coded += [group.places(part) for group in factors]
     numbers, codes = np.concatenate(parts), np.concatenate(coded)

@@ -62,6 +62,10 @@ class Source(ABC):
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns, as far as they are known before reading."""
 
+    def batches(self, columns: Sequence[str], first: int = 0) -> Iterator[pa.RecordBatch]:
+        """Record batches with (at least) these columns, in order, from row `first` on."""
+        yield from from_row(self.read(columns), first)
+
     @abstractmethod
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order."""

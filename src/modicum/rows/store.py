@@ -31,10 +31,12 @@ from modicum.rows.description import Description
 from modicum.rows.memory import Backend
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
+JOURNAL = "progress.json"  # of an unfinished store: see `modicum.rows.writing`
 NUMBERS, RECORDS = 1, 2  # versions: rows of one type; records of several types, with codes
 MOST_DESCRIPTION_BYTES = 1 << 28  # no valid description is larger, however many levels it has
 SHARD_NAME = re.compile(r"rows-[0-9]{5,9}[.]npy")
 SHARD_BYTES = 1 << 30
+BLOCK_ROWS = 1 << 16  # rows of a complete shard read at a time when an ingest resumes
 END_BYTES = 1 << 16  # bytes at either end of a shard that the quick check reads
 AGAIN = "ingest the source again"
 REASONS: dict[type[Exception], str] = {  # why rows.json cannot be read at all
@@ -178,12 +180,19 @@ class Folder:
                 size = os.fstat(file.fileno()).st_size
                 return check_file(file, size, self.called, shard, description, verify)
 
+    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
+        """Yield the packed rows of a shard, some at a time."""
+        self.check(shard, description)
+        matrix = np.load(self.local / shard.file, mmap_mode="r")
+        for start in range(0, shard.rows, BLOCK_ROWS):
+            yield matrix[start : start + BLOCK_ROWS]
+
     def names(self) -> list[str]:
         """Names of the files in the folder."""
         return os.listdir(self.local)
 
     def number(self, shards: int) -> int:
-        """Number of the next shard, after `shards` of them."""
+        """Number of the next shard, after `shards` of them: one of a killed ingest is replaced."""
         return shards
 
     def send(self, name: str) -> None:
@@ -208,7 +217,7 @@ class Folder:
         self.save(DESCRIPTION, description.text().encode())
         current = {DESCRIPTION, *(shard.file for shard in description.shards)}
         for name in self.names():
-            if name not in current and SHARD_NAME.fullmatch(name):
+            if name not in current and (name.startswith(JOURNAL) or SHARD_NAME.fullmatch(name)):
                 self.remove(name)
 
 

@@ -172,7 +172,8 @@ class ColumnEncoding(FormulaEncoding):
             parts={part: _name(text) for part, (text,) in self.fields.items()},
             encoding=None,
         )
-        return RowStream(about, partial(self.chunks, source, dtype, newlevels=None), source.rows)
+        chunks = partial(self.chunks, source, dtype, newlevels=None)
+        return RowStream(about, lambda first: chunks(first=first), source.rows)
 
     def check_columns(self, source: Source, needed: Sequence[str]) -> None:
         """Refuse a table that lacks a column, or has text where numbers are needed."""
@@ -185,7 +186,7 @@ class ColumnEncoding(FormulaEncoding):
             if name in coded:
                 setting = argument("categorical", [name])
                 remedy = f"pass {setting} to code it as levels, or convert it to numbers"
-            for batch in source.read([name]):
+            for batch in source.batches([name]):
                 numbers(joined(batch.column(name)), name, range(batch.num_rows), remedy)
 
 
@@ -228,7 +229,7 @@ def _collect_levels(source: Source, roles: Roles) -> dict[str, tuple[Level, ...]
     # Dictionaries without values serve as ordered sets.
     occurring: dict[str, dict[Level, None]] = {name: {} for name in names}
     start = 0
-    for batch in source.read(names) if names else ():
+    for batch in source.batches(names) if names else ():
         for name, levels in occurring.items():
             rows = range(start, start + batch.num_rows)
             levels.update(dict.fromkeys(distinct(batch.column(name), name, rows).occurring))

@@ -212,11 +212,12 @@ class FileSource(DatasetSource):
             fields.append(pa.field(name, kind))
         return pa.schema(fields, self._schemas[0].metadata)
 
-    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Record batches with (at least) these columns, in order."""
+    def batches(self, columns: Sequence[str], first: int = 0) -> Iterator[pa.RecordBatch]:
+        """Record batches from row `first` on; files before it are not opened again."""
         schema = self._schema(columns)
         for fragment, count in zip(self._fragments, self._counts, strict=True):
-            if count == 0:  # the name of its folder may not be of the type of the others
+            if count is not None and first >= count:
+                first -= count
                 continue
             values = _folder_values(fragment)
             own = fragment.physical_schema
@@ -231,13 +232,14 @@ class FileSource(DatasetSource):
                     for name, column in zip(batch.schema.names, batch.columns, strict=True):
                         _refuse_contradiction(fragment.path, name, column, values[name])
                 self._agree.update((fragment.path, field.name) for field in unchecked)
-            yield from self._file_batches(fragment, schema)
+            yield from self._file_batches(fragment, schema, first)
+            first = 0 if count is not None or not first else max(0, first - fragment.count_rows())
 
     def _file_batches(
-        self, fragment: pa.dataset.Fragment, schema: pa.Schema
+        self, fragment: pa.dataset.Fragment, schema: pa.Schema, first: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        """Record batches of one file; reading resumes after a failure."""
-        position, attempt = 0, 0
+        """Record batches of one file from row `first` on; reading resumes after a failure."""
+        position, attempt = first, 0
         while True:
             try:
                 for batch in from_row(self._scan(fragment, schema), position):
@@ -358,7 +360,7 @@ class SpooledSource(FileSource):
         except BaseException:
             self._gone()  # at once: the error's traceback keeps this object
             raise
-        self.rows = rows
+        self.rows, self.identity = rows, None
 
 
 def _spool(tables: Iterable[object], path: Path) -> int:

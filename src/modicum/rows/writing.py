@@ -1,5 +1,7 @@
 """Writing a store: shards of packed rows, in a folder that appears complete or not at all.
 
+A journal lists the complete shards, so that an ingest that was killed resumes after them.
+
 Rows may be sorted by one field, which is an external sort: in runs that fit in memory, one file per
 run. The runs are then merged one range of values at a time: the rows of a range are contiguous in
 each run, and ranges are chosen so that their rows fit in memory, by halving. The sort is stable.
@@ -12,30 +14,33 @@ import ctypes
 import errno
 import glob
 import hashlib
+import json
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.files import Lock, place_name
+from modicum.files import mapping, place_name, restored
 from modicum.progress import Progressbar, phase
 from modicum.rows.coding import Array
 from modicum.rows.description import Description, RunningFingerprint
-from modicum.rows.lake import is_remote, local_path
+from modicum.rows.lake import LakeError, is_remote, local_path
 from modicum.rows.memory import RowStream
 from modicum.rows.object_storage import Bucket
 from modicum.rows.rows import Rows
 from modicum.rows.store import (
     DESCRIPTION,
+    JOURNAL,
     SHARD_BYTES,
     SHARD_NAME,
+    SHARDS,
     Folder,
     Shard,
     StoreDescription,
@@ -44,7 +49,10 @@ from modicum.rows.store import (
     read_entries,
 )
 
-LOCK = ".lock"  # ends the name of the file that says that a folder is being written
+try:
+    import fcntl
+except ImportError:  # not POSIX
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_store(
@@ -54,17 +62,27 @@ def write_store(
     progressbar: Progressbar,
     shard_rows: int | None = None,
     sort_by: str | None = None,
+    identity: str | None = None,
 ) -> Rows:
-    """Write rows to a store, and open it."""
+    """Write rows to a store, and open it.
+
+    With the `identity` of the data and settings, a call continues an earlier one that was killed.
+    """
+    resumable = sort_by is None and identity is not None
+    identity = f"{identity} {shard_rows}" if resumable else None
     about, called = rows.description, place_name(store)
     fingerprint = RunningFingerprint(about)
-    with _staged(store, overwrite) as folder:
-        writer = ShardWriter(folder, about, shard_rows)
-        blocks: Iterable[Array] = map(about.pack, rows.chunks())
+    with _staged(store, overwrite, identity) as folder:
+        journal = Journal(folder, about, identity)
+        writer = ShardWriter(folder, about, shard_rows, journal)
+        blocks: Iterable[Array] = map(about.pack, rows.chunks(writer.rows))
         if sort_by is not None:
             blocks = sorted_blocks(about, blocks, sort_by, folder.local)
         title = f"ingest {PurePath(called).name}"
         with contextlib.closing(writer), phase(title, rows.total, progressbar, "rows") as reading:
+            for block in journal.blocks():  # rows that an earlier, killed call has written
+                fingerprint.update(block)
+                reading.advance(len(block))
             for block in blocks:
                 with writable_store(called):
                     writer.write(block)
@@ -86,13 +104,60 @@ def refuse_taken(store: str | os.PathLike[str], overwrite: bool) -> None:
 
 
 def _staged(
-    store: str | os.PathLike[str], overwrite: bool
+    store: str | os.PathLike[str], overwrite: bool, identity: str | None
 ) -> contextlib.AbstractContextManager[Folder]:
     """Return the folder that the files of a store are written to; refuse a taken place."""
     if is_remote(store):
         return Bucket(str(store)).staged(overwrite)
     place = Path(os.path.realpath(local_path(store)))  # what a link points to, not the link
-    return staged(place, overwrite)
+    return staged(place, overwrite, identity)
+
+
+class Journal:
+    """The list of complete shards of an unfinished store, from which a killed ingest resumes.
+
+    Parameters
+    ----------
+    folder
+        Folder of the unfinished store.
+    description
+        Description of its rows.
+    identity
+        Identity of the data and settings; a journal with another identity is ignored. None keeps
+        no journal.
+    """
+
+    def __init__(self, folder: Folder, description: Description, identity: str | None) -> None:
+        self._folder, self._about, self._kept = folder, description, identity is not None
+        self._identity = hashlib.sha256(
+            json.dumps([identity, description.to_json() | {"rows": 0}]).encode()
+        ).hexdigest()
+        self.shards = self._read() if self._kept else ()
+
+    def _read(self) -> tuple[Shard, ...]:
+        try:
+            saved = mapping(json.loads(self._folder.load(JOURNAL)))
+            if saved["identity"] != self._identity:
+                return ()
+            # The last shard is written again, so that there is always a row left to write.
+            shards = restored(SHARDS, saved["shards"])[:-1]
+            for shard in shards:
+                self._folder.check(shard, self._about, verify=True)
+        except (OSError, ValueError, TypeError, KeyError, DataError):  # start over
+            return ()
+        return shards
+
+    def write(self, shards: list[Shard]) -> None:
+        """Record that these shards are complete."""
+        if not self._kept:
+            return
+        entries = {"identity": self._identity, "shards": [asdict(shard) for shard in shards]}
+        self._folder.save(JOURNAL, json.dumps(entries).encode())
+
+    def blocks(self) -> Iterator[Array]:
+        """Yield the packed rows of the complete shards."""
+        for shard in self.shards:
+            yield from self._folder.blocks(shard, self._about)
 
 
 class ShardWriter:
@@ -103,12 +168,14 @@ class ShardWriter:
         folder: Folder,
         description: Description,
         shard_rows: int | None,
+        journal: Journal,
     ) -> None:
         self._folder, self._about = folder, description
         self._shard_rows = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
         self._file: BinaryIO | None = None
-        self.shards: list[Shard] = []
-        self.rows = 0
+        self._journal = journal
+        self.shards = list(journal.shards)
+        self.rows = sum(shard.rows for shard in self.shards)
 
     def write(self, block: Array) -> None:
         """Append packed rows."""
@@ -155,32 +222,44 @@ class ShardWriter:
         os.fsync(file.fileno())
         self.close()
         self._folder.send(self._name)
-        self.shards.append(Shard(self._name, self._filled, size, self._digest.hexdigest(), ends))
+        shard = Shard(self._name, self._filled, size, self._digest.hexdigest(), ends)
+        self.shards.append(shard)
+        if self._filled == self._shard_rows:
+            self._journal.write(self.shards)
 
 
 @contextlib.contextmanager
-def staged(store: Path, overwrite: bool) -> Iterator[Folder]:
+def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterator[Folder]:
     """Yield a hidden folder beside `store` to write into; it is renamed to `store` at the end.
 
-    If the block raises, the folder is removed. If the process is killed, the folder stays until the
-    next call for the same store removes it.
+    If the block raises, the folder is removed. If the process is killed, the folder stays; the next
+    call for the same store continues in it if the `identity` is the same, and else removes it.
     """
-    folder = store.parent / f".{store.name}.ingest-{secrets.token_hex(4)}"
+    called = secrets.token_hex(4) if identity is None else identity[:16]
+    folder = store.parent / f".{store.name}.ingest-{called}"
     with writable_store(store):
         refuse_existing(store, overwrite)
         store.parent.mkdir(parents=True, exist_ok=True)
-        _clean(store)
-        lock = Lock(folder.with_name(f"{folder.name}{LOCK}"), f"'{store}'")
-        folder.mkdir()
+        _clean(store, keep=folder)
+        folder.mkdir(exist_ok=identity is not None)
+    lock = _lock(folder)  # held until the end; the system releases it if the process dies
+    if lock is None and identity is not None and fcntl is not None:
+        raise SettingError(f"{store} is being written by another process: wait for it.")
+    stays = False
     try:
         yield Folder(folder)
         _sync(folder)
         with writable_store(store):
             _replace(folder, store, overwrite)
         _sync(store.parent)
+    except (KeyboardInterrupt, LakeError):
+        stays = identity is not None  # for the next call to continue
+        raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # it may hold the replaced store
-        lock.remove()
+        if not stays:
+            shutil.rmtree(folder, ignore_errors=True)  # it may hold the replaced store
+        if lock is not None:
+            os.close(lock)
 
 
 @contextlib.contextmanager
@@ -217,13 +296,28 @@ def refuse_existing(store: Path, overwrite: bool) -> None:
             )
 
 
-def _clean(store: Path) -> None:
+def _lock(folder: Path) -> int | None:
+    if fcntl is None:  # not POSIX: stale folders stay until the user removes them
+        return None
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError:
+            os.close(descriptor)
+    return None
+
+
+def _clean(store: Path, keep: Path) -> None:
     """Remove folders left by killed ingests of the same store, which nobody locks any more."""
-    for left in store.parent.glob(f".{glob.escape(store.name)}.ingest-*{LOCK}"):
-        with contextlib.suppress(SettingError):  # its ingest is under way
-            lock = Lock(left, f"'{store}'")
-            shutil.rmtree(left.with_name(left.name.removesuffix(LOCK)), ignore_errors=True)
-            lock.remove()
+    for folder in store.parent.glob(f".{glob.escape(store.name)}.ingest-*"):
+        if folder == keep:
+            continue
+        lock = _lock(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def _replace(folder: Path, store: Path, overwrite: bool) -> None:

@@ -244,7 +244,7 @@ class FormulaEncoding:
         present = [g for g in self.groupings if set(g.columns) <= set(source.names)]
         new: dict[str, dict[str, Level]] = {g.field: {} for g in self.groupings}
         needed = tuple(dict.fromkeys(name for g in present for name in g.columns))
-        for columns, _ in complete_rows(source.read(needed), needed, True) if needed else ():
+        for columns, _ in complete_rows(source.batches(needed), needed, True) if needed else ():
             for g in present:
                 new[g.field] = g.unknown(columns) | new[g.field]  # the first way of writing it
         extended = [replace(g, levels=(*g.levels, *new[g.field].values())) for g in self.groupings]
@@ -257,6 +257,7 @@ class FormulaEncoding:
         *,
         drop: bool = False,
         newlevels: NewLevels | None = "refuse",
+        first: int = 0,
     ) -> Iterator[dict[str, Array]]:
         """Encode all rows of a source, one batch at a time.
 
@@ -271,13 +272,16 @@ class FormulaEncoding:
         newlevels
             What to do with a level that the encoding does not know; None refuses it too, and
             does not suggest "reference".
+        first
+            The first row to encode, in a reading that continues an earlier one.
         """
         needed = self.needed()
         self.check_columns(source, needed)
         weight = self.fields.get("weight")
         check = None if weight is None else WeightCheck(Expression(weight[0]).label)
-        any_rows = False
-        chunks = complete_rows(source.read(needed), needed, drop) if needed else counted(source)
+        any_rows = first > 0
+        batches = source.batches(needed, first)
+        chunks = complete_rows(batches, needed, drop, first) if needed else counted(source)
         for columns, _ in chunks:
             if len(columns) == 0:
                 continue

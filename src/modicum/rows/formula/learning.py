@@ -138,7 +138,7 @@ class _Reading:
             if kind == "null":
                 raise DataError(
                     f"column {name!r} holds no value in any row: fill it in, or leave it out."
-                    if any(len(batch) for batch in source.read([name]))
+                    if any(len(batch) for batch in source.batches([name]))
                     else "there are no rows in the data: at least one is needed."
                 )
             if kind not in ("number", "levels", "boolean"):
@@ -169,7 +169,7 @@ class _Reading:
         return False
 
     def _batches(self, names: Sequence[str]) -> Iterator[BatchColumns]:
-        for columns, dropped in complete_rows(self._source.read(names), names, self._drop):
+        for columns, dropped in complete_rows(self._source.batches(names), names, self._drop):
             self.dropped += dropped
             if len(columns):
                 yield columns

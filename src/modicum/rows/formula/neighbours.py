@@ -256,7 +256,7 @@ def _pairs(name: str, table: object) -> Iterator[tuple[Level, Level, float]]:
             "columns."
         )
     source = source.with_text(source.names[:2])
-    for columns, _ in complete_rows(source.read(source.names), source.names, drop=False):
+    for columns, _ in complete_rows(source.batches(source.names), source.names, drop=False):
         first, second = (columns.levels(column) for column in source.names[:2])
         ends = ([side.values[code] for code in side.codes] for side in (first, second))
         weights = np.ones(len(columns))
