@@ -78,7 +78,7 @@ INSTEAD_OF = {
     "control": "these are settings of the method: method=mo.NUTS(target_accept=..., max_depth=...)",
     "step_size": "it is a setting of the method: method=mo.HMCECS(step_size=...)",
     "subsample": "it is a setting of the method: method=mo.HMCECS(subsample=...)",
-    "tuning estimator trajectory integrator jitter levels precision whitening fused": "it is one "
+    "tuning estimator integrator levels precision whitening fused": "it is one "
     "of the expert settings of HMC-ECS: mo.HMCECS(expert=mo.ECSExpert(...))",
     "ddof": "the paper's divisor of the variance is mo.HMCECS(expert=mo.ECSExpert("
     "estimator='paper'))",

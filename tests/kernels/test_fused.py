@@ -55,8 +55,10 @@ def planned(expert, **settings):
 
 @pytest.fixture(scope="module")
 def split():
-    expert = {"jitter": 0.3, "fused": False, "integrator": "split"}
-    return planned(expert, subsample=20, blocks=4, refreshes=3, certainty=10)
+    expert = {"fused": False, "integrator": "split"}
+    made = planned(expert, subsample=20, blocks=4, refreshes=3, certainty=10)
+    move = HMCMove(np.pi / 2, jitter=0.3, split=True)
+    return replace(made, kernel=replace(made.kernel, move=move))
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pytest
 
 import modicum as mo
 from helpers.targets import TIMES, mean_and_error, means_apart, quick, sums_of
+from modicum.kernels.moves import HMCMove
 from modicum.kernels.whitening import Whitening
 from modicum.passes import anchor_at_mode
 
@@ -76,9 +77,7 @@ def test_a_map_without_its_volume_is_noticed(truth, monkeypatch):
     """Negative control: scaled effects without the Jacobian in the density."""
     right = Whitening.straighten
     monkeypatch.setattr(Whitening, "straighten", lambda own, z: (right(own, z)[0], 0.0 * z[0]))
-    wrong = mo.HMCECS(
-        target_accept=0.9, expert=mo.ECSExpert(trajectory=1.1999)
-    )  # compiled separately
+    wrong = mo.HMCECS(target_accept=0.9, inner=HMCMove(1.1999))  # compiled separately
     post = quick(thin_model(), thin(), method=wrong, draws=2_000, tune=500)
     assert faults(post, truth)
 

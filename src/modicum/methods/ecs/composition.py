@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import (
-    BelowOne,
     Bytes,
     Count,
     Point,
@@ -67,6 +66,7 @@ MOST_CERTAIN = 20_000  # most certainty rows; they are never more than a quarter
 # hardly depends on the number, and every row must be held and read.
 STOP_RATIO = 0.95
 QUARTER_TURN = pi / 2  # length after which a standard normal is independent of its start
+INNER_HMC = {False: HMCMove(LEAPFROG_LENGTH), True: HMCMove(QUARTER_TURN, split=True)}
 WIDEST = 512  # most columns for which a program on a GPU can hold a few rows
 C = TypeVar("C", bound=Tuned)
 Fused: TypeAlias = bool | Literal["auto"]
@@ -129,16 +129,12 @@ class ECSExpert:
     estimator
         How residuals become a log-likelihood. "perturbed": their average less half its variance;
         "paper": the same, with the paper's divisor m^2 of the variance, not m (m - 1).
-    trajectory
-        Step size times steps of the inner HMC, in posterior standard deviations; None: 1.2, or
-        pi / 2 with the split integrator.
     integrator
-        Integrator of the inner HMC. "leapfrog"; "split": the normal approximation at the mode is
-        integrated exactly, and steps only follow the deviation from it, so that fewer steps suffice
-        and more proposals are accepted; "auto": "split" on a GPU if a chain can run as one program
+        Integrator of the inner HMC. "leapfrog", with trajectories of 1.2 posterior standard
+        deviations; "split", with pi / 2: the normal approximation at the mode is integrated
+        exactly, and steps only follow the deviation from it, so that fewer steps suffice and more
+        proposals are accepted; "auto": "split" on a GPU if a chain can run as one program
         (see `fused`), else "leapfrog". On a GPU, `Posterior.tuning["integrator"]` says which.
-    jitter
-        Share by which each trajectory of the inner HMC is randomly longer or shorter.
     levels
         Whether rare levels of factors, and other columns of few rows, have control variates of
         their own, which follow how the rows of a level move together. "auto": unless a chain may
@@ -155,15 +151,13 @@ class ECSExpert:
     Examples
     --------
     >>> import modicum as mo
-    >>> mo.HMCECS(expert=mo.ECSExpert(jitter=0.1, levels=False)).expert.jitter
-    0.1
+    >>> mo.HMCECS(expert=mo.ECSExpert(integrator="split", levels=False)).expert.integrator
+    'split'
     """
 
     tuning: Literal["auto", "paper"] = "auto"
     estimator: Annotated[str, one_of(LIKELIHOODS)] = "perturbed"
-    trajectory: Positive | None = None
     integrator: Literal["auto", "leapfrog", "split"] = "auto"
-    jitter: BelowOne = 0.0
     levels: bool | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     fused: Fused = "auto"
@@ -392,21 +386,15 @@ class EnergyConserving(Method, Generic[C]):
 
     # The kernel ----------------------------------------------------------------------------
 
-    def hmc(self, split: bool) -> HMCMove:
-        """Return the inner HMC with either integrator, of the length set or usual for it."""
-        usual = QUARTER_TURN if split else LEAPFROG_LENGTH
-        length = usual if self.expert.trajectory is None else self.expert.trajectory
-        return HMCMove(length, jitter=self.expert.jitter, split=split)
-
     def steps(self, study: Study) -> int:
         """Expected leapfrog steps per iteration."""
-        return ceil(self.hmc(split=False).trajectory / typical_step_size(study.task.target.size))
+        return ceil(LEAPFROG_LENGTH / typical_step_size(study.task.target.size))
 
     def _move(self) -> Move:
         if not isinstance(self.inner, str):
             return self.inner
         split = self.expert.integrator == "split"
-        return NUTSMove() if self.inner == "nuts" else self.hmc(split)
+        return NUTSMove() if self.inner == "nuts" else INNER_HMC[split]
 
     def kernel(self, study: Study, choice: C) -> EnergyConservingKernel:
         """Compose the kernel."""
@@ -465,7 +453,7 @@ class EnergyConserving(Method, Generic[C]):
             obstacle = fusing_obstacle(kernel, context)
             split = obstacle is None
             why = "a chain can run as one GPU program" if obstacle is None else obstacle
-            kernel = replace(kernel, move=self.hmc(split))
+            kernel = replace(kernel, move=INNER_HMC[split])
         return kernel, {"integrator": Chosen(value="split" if split else "leapfrog", why=why)}
 
 
