@@ -110,7 +110,10 @@ def test_the_page_is_whole_and_says_everything(page):
     assert read.tags.count("svg") == read.tags.count("figure") == 4  # three columns and a check
     assert ("class", "light doubtful") in read.attributes
     assert ("aria-label", "chance of late by hour") in read.attributes
-    assert re.search(r"The largest gap is at [\d.]+%: [\d.]+% observed", read.words)
+    assert re.search(
+        r"The largest gap is where predicted chance of late is [\d.]+%: [\d.]+% observed",
+        read.words,
+    )
     assert read.words.index("Usable with care") < read.words.index("What each variable does")
     assert len(page) < 1_000_000
 
@@ -185,6 +188,26 @@ def test_groups_are_sorted_by_what_is_expected_of_them(tmp_path):
     assert "mean and 90% interval; largest for b, smallest for a" in words
     assert "expected y" in words
     assert "added to the predictor" not in words  # which is that of effects beyond the first
+
+
+def test_parameters_with_formulas_are_shown_by_their_columns(tmp_path):
+    table = pd.DataFrame({"x": RNG.normal(size=90), "z": RNG.normal(size=90), "y": 0.0})
+    rows = read_formula("y ~ x; scale ~ z", table, progressbar=False)
+    model = mo.models.Gaussian(modelled=("scale",)).resolved(rows)
+    draws = {name: RNG.normal(size=(2, 60, 1)) for name in ("beta", "scale.beta")}
+    draws |= {name: RNG.normal(size=(2, 60)) for name in ("intercept", "scale.intercept")}
+    post = made(model, rows, draws, table=table)
+    read = Page(post.report(tmp_path / "scale.html").read_text())
+    assert "A Gaussian regression of y and its scale on x and z" in read.words
+    labels = [value for name, value in read.attributes if name == "aria-label"]
+    assert {"expected y by x", "scale of y by z"} <= set(labels)
+    assert "scale of y by x" not in labels  # x is not in its formula
+    drawn = post.marginal("z", at=[0.0, 1.0], parameter="scale", draws=120)
+    for value, mean in drawn["mean"].items():
+        by_hand = np.exp(draws["scale.intercept"] + value * draws["scale.beta"][..., 0]).mean()
+        assert mean == pytest.approx(by_hand, rel=1e-6)
+    with pytest.raises(SettingError, match="those that have one: scale"):
+        post.marginal("z", parameter="sigma")
 
 
 def test_nothing_is_loaded_and_nothing_runs(page):

@@ -402,8 +402,13 @@ class LinearPredictorModel(CoefficientPriors):
             "instead."
         )
 
-    def answer(self, eta: jax.Array, times: jax.Array | None = None) -> jax.Array:
-        """Expected outcome of one row, or the chances that it is larger than each of the times."""
+    def answer(
+        self, eta: jax.Array, times: jax.Array | None = None, parameter: str | None = None
+    ) -> jax.Array:
+        """Expected outcome of one row, a parameter, or chances to be beyond each of the times."""
+        if parameter is not None:
+            at = [parameter_of(name) for name in self.extras].index(parameter) - len(self.extras)
+            return coordinate_of(self.extras[at])[0].constrain(eta[at])
         if times is None:
             return self.mean(eta)
 
@@ -418,17 +423,18 @@ class LinearPredictorModel(CoefficientPriors):
         predictors: jax.Array,
         sd: jax.Array,
         along: tuple[int, ...],
-        times: jax.Array | None = None,
+        answer: Callable[[jax.Array], jax.Array] | None = None,
     ) -> jax.Array:
-        """`answer` of each row, averaged over normal predictors, those `along` which sd varies.
+        """The mean (or `answer`) of each row, averaged over normal predictors.
 
-        `sd` has shape (rows, len(along)), or (1, len(along)) if rows do not differ in it.
+        They vary `along` some predictors, with sds of shape (rows, len(along)), or (1, len(along))
+        if rows do not differ in them.
         """
         nodes, shares = _normal_nodes(len(along))
 
         def at_node(xi: jax.Array) -> jax.Array:
             moved = predictors.at[:, along].add(sd * xi)
-            return jax.vmap(partial(self.answer, times=times))(moved)
+            return jax.vmap(answer or self.mean)(moved)
 
         return jnp.tensordot(jnp.asarray(shares), jax.lax.map(at_node, jnp.asarray(nodes)), 1)
 

@@ -44,6 +44,7 @@ class ModelPredictor:
 
     model: BaseModel
     times: tuple[float, ...] | None = None  # answers are the chances of outcomes beyond these
+    parameter: str | None = None  # answers are values of this parameter, such as "scale"
 
     def __call__(self, draws: Draws, batch: Batch) -> np.ndarray:
         """Expected outcomes: one value (or vector of values) per draw and row."""
@@ -84,7 +85,7 @@ class ModelPredictor:
         family = family_of(self.model)
         times = None if self.times is None else np.array(self.times)
         along = self.model.predictors_of_groups if sd.any() else ()
-        return np.asarray(_means(family, along, predictors, sd, times))
+        return np.asarray(_means(family, along, self.parameter, predictors, sd, times))
 
     @computed_on_cpu
     def moments(self, predictors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -237,18 +238,20 @@ def _densities(family: LinearPredictorModel, predictors: Array, outcomes: Array)
     return jax.vmap(at_draw, (0, None))(jnp.asarray(predictors), jnp.asarray(outcomes))
 
 
-@jit(static=(0, 1))
+@jit(static=(0, 1, 2))
 def _means(
     family: LinearPredictorModel,
     along: tuple[int, ...],
+    parameter: str | None,
     predictors: Array,
     sd: Array,
     times: Array | None,
 ) -> jax.Array:
     eta, at = jnp.asarray(predictors), None if times is None else jnp.asarray(times)
+    answer = partial(family.answer, times=at, parameter=parameter)
     if not along:
-        return jax.vmap(jax.vmap(partial(family.answer, times=at)))(eta)
-    return jax.vmap(partial(family.mean_over, along=along, times=at))(eta, jnp.asarray(sd))
+        return jax.vmap(jax.vmap(answer))(eta)
+    return jax.vmap(partial(family.mean_over, along=along, answer=answer))(eta, jnp.asarray(sd))
 
 
 def _log_density(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:

@@ -49,7 +49,8 @@ def what_was_fitted(post: FittedDraws) -> str:
     text = f"{'An' if name[0] in 'aeio' else 'A'} {written} {kind}"
     if post.encoding is not None:
         columns = post.encoding.needed(outcome=False, fields=())
-        text += f" of {post.outcome_name()}"
+        explained = post.explained_parameters()
+        text += f" of {_listed((post.outcome_name(), *map('its {}'.format, explained)))}"
         text += f" on {_listed(columns)}" if columns else ""
     groups = dict.fromkeys(term.field for term in predictor.model.group_terms)
     text += f", with effects of {_listed(tuple(groups))}" if groups else ""
@@ -169,6 +170,16 @@ def overall(all_lights: Iterable[Light]) -> tuple[Level, str]:
     return worst, f"{words}: {figures}."
 
 
+def written(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the lines of a summary's table, as text."""
+    lines = [
+        [str(name), *(f"{line[c]:.4g}" for c in frame.columns[:4]), f"{line['ess_bulk']:,.0f}",
+         f"{line['r_hat']:.3f}"]
+        for name, line in frame.iterrows()
+    ]  # fmt: skip
+    return ["", *frame.columns[:4], "ess_bulk", "r_hat"], lines
+
+
 class Shown(NamedTuple):
     """What a notebook and a terminal show of a posterior."""
 
@@ -192,11 +203,7 @@ class Shown(NamedTuple):
         level, verdict = overall(lights(post, whole))
         frame = whole.head(SHOWN)
         low, high = frame.columns[2:4]
-        lines = [
-            [str(name), *(f"{line[c]:.4g}" for c in frame.columns[:4]), f"{line['ess_bulk']:,.0f}",
-             f"{line['r_hat']:.3f}"]
-            for name, line in frame.iterrows()
-        ]  # fmt: skip
+        head, lines = written(frame)
         drawn = frame.index.str.match(r"beta\b")
         drawn |= not drawn.any()
         ends = frame.loc[drawn, [low, high]].to_numpy()
@@ -210,7 +217,6 @@ class Shown(NamedTuple):
         ]
         total = sum(x[0, 0].size for x in post.draws.values())
         more = f"{total - len(frame):,} more scalars: post.summary()"
-        head = ["", *frame.columns[:4], "ess_bulk", "r_hat"]
         head.append(f"{interval_words(prob_of(frame))}, {start:.2g} to {stop:.2g}")
         more = more if total > len(frame) else ""
         return cls(

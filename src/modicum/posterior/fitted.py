@@ -293,6 +293,12 @@ class FittedDraws:
         is_named = len(classes) == 2 and classes[1] != "True"
         return f"{name} = {classes[1]}" if is_named else name
 
+    def explained_parameters(self) -> tuple[str, ...]:
+        """Return the parameters besides the mean that have formulas of their own."""
+        if self.encoding is None or len(self.class_names()) > 2:  # whose formulas are of classes
+            return ()
+        return tuple(name for name, _ in self.encoding.others)
+
     def held_rows(self) -> Rows | None:
         """Return the rows of the fit, None if they are not held; refuse rows written to since."""
         if self.rows is not None:

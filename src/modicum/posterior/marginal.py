@@ -11,6 +11,7 @@ expected outcome, the quantity averaged over the rows i of a sample, for each dr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -131,6 +132,7 @@ def marginal(
     random_seed: int = 0,
     groups: Groups | None = None,
     given: Mapping[str, object] | None = None,
+    parameter: str | None = None,
 ) -> pd.DataFrame:
     """Tabulate the expected outcome as a column varies, all other columns being as they are.
 
@@ -167,6 +169,8 @@ def marginal(
     given
         Values of other columns, which are set in all rows: ``{"exposure": 1}`` asks for counts
         per unit of exposure, ``{"age": 40, "ward": "b"}`` for people of that age in that ward.
+    parameter
+        A parameter with a formula of its own, such as "scale", instead of the expected outcome.
 
     Returns
     -------
@@ -204,7 +208,7 @@ def marginal(
     usual = {name: FEW if k else range(GRID) for k, name in enumerate(columns)}
     settings = prod(map(len, {**usual, **chosen}.values()))
     averaged = _averages(
-        post, columns, data, draws, subsample, random_seed, groups, settings, given
+        post, columns, data, draws, subsample, random_seed, groups, settings, given, parameter
     )
     rows = averaged.rows
     first, *others = columns
@@ -230,7 +234,7 @@ def marginal(
     else:
         estimates = [averaged.at(setting) for setting in grid]
     labels = [tuple(setting.get(name, name) for name in columns) for setting in grid]
-    quantity = _quantity(post)
+    quantity = _quantity(post) if parameter is None else f"{parameter} of {post.outcome_name()}"
     quantity = f"slope of the {quantity} in {first}" if slope else quantity
     return _table(estimates, averaged, labels, columns, prob, post.class_names(), quantity)
 
@@ -340,7 +344,8 @@ def _quantity(post: FittedDraws) -> str:
     """Return what is predicted, such as "chance of late", for the axis of a plot."""
     family = post.fitted_model().row_model
     is_chance = type(family).decide is not BaseModel.decide
-    return f"{'chance of' if is_chance else 'expected'} {post.outcome_name()}"
+    each = "each " if len(post.class_names()) > 2 else ""
+    return f"{'chance of' if is_chance else 'expected'} {each}{post.outcome_name()}"
 
 
 def _values_by_column(columns: list[str], at: Any) -> dict[str, list[Level]]:  # as a user wrote it
@@ -395,12 +400,20 @@ def _averages(
     groups: Groups | None,
     settings: int,
     given: Mapping[str, object] | None,
+    parameter: str | None = None,
 ) -> Averages:
     """Return what to average over, to set these columns about `settings` times."""
     whole_number("subsample", subsample)
     averaged = population(post, data, subsample, seed, groups)
     grouped_rows = with_groups(averaged.as_it_is, post.fitted_model(), groups)
-    drawn = OutcomeDraws.affordable(post, grouped_rows, draws, settings)
+    explained = post.explained_parameters()
+    if parameter is not None and parameter not in explained:
+        raise SettingError(
+            f"parameter={parameter!r} has no formula of its own, so that no column changes it; "
+            f"those that have one: {', '.join(explained) or 'none'}."
+        )
+    asked = replace(post.model_predictor(), parameter=parameter)
+    drawn = OutcomeDraws.affordable(post, grouped_rows, draws, settings, asked)
     if drawn.weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")
     fixed = _given(given, columns, averaged)

@@ -144,7 +144,8 @@ class OutcomeDraws(NamedTuple):
         The effect of the one new group is the draw's normal score times its standard deviation;
         without scores, averages are returned twice.
         """
-        if not self.predictor.model.effect_scales and self.predictor.times is None:
+        asks_mean = self.predictor.times is None and self.predictor.parameter is None
+        if asks_mean and not self.predictor.model.effect_scales:
             outcome = np.asarray(self.predictor(self.draws, batch), float)
             return outcome, outcome
         eta, sd = self.predictors(batch)

@@ -35,6 +35,7 @@ from modicum.posterior.display import (
     lights,
     overall,
     what_was_fitted,
+    written,
 )
 from modicum.posterior.fit_rows import FitRows, RowsLike
 from modicum.posterior.fitted import FittedDraws, check_interval, evenly_spaced
@@ -45,7 +46,8 @@ from modicum.posterior.summary import added_words, interval_words, is_pooled, pr
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
 
-DRAWS = 100  # draws of the predictive check, and of the effects of columns
+DRAWS = 100  # draws of the predictive check
+EFFECT_DRAWS = 250  # of effects, whose bands are drawn
 CHECKED_ROWS = 10_000  # rows of the predictive check: what they do not show is small
 COLUMN_ROWS = 1_000  # rows over which the effects of columns are averaged
 MOST_COLUMNS = 8  # columns whose effects a report shows
@@ -235,7 +237,7 @@ def _figure(title: str, words: str, picture: Markup, numbers: pd.DataFrame) -> M
 def _cell(value: object) -> str:
     """Format a number of a table, or anything else."""
     if isinstance(value, float | np.floating):
-        return f"{value:,.0f}" if abs(float(value)) >= 10_000 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(float(value)) >= 1_000 else f"{value:.4g}"
     return str(value)
 
 
@@ -256,18 +258,26 @@ def _note(text: str) -> Markup:
 
 
 def _effects(post: FittedDraws, prob: float, data: RowsLike | None) -> list[Markup]:
-    """Show average predictions by column, and by two columns where the formula has a product."""
-    names = _column_names(post, data)
-    given = _unit_of_exposure(post)
-    asked: list[tuple[str, ...]] = [(name,) for name in names]
-    asked += [] if post.encoding is None else _interactions(post.encoding, names)
+    """Show average predictions by column, and by two columns where the formula has a product.
+
+    Parameters with formulas of their own are shown by the columns of these.
+    """
+    names, given = _column_names(post, data), _unit_of_exposure(post)
+    parameters = ("", *post.explained_parameters())
+    asked: dict[tuple[frozenset[str], str], tuple[str, ...]]
+    asked = {(frozenset([name]), ""): (name,) for name in names}
+    for columns, parameter in () if post.encoding is None else _terms(post.encoding):
+        if 1 <= len(columns) <= 2 and set(columns) <= set(names) and parameter in parameters:
+            asked.setdefault((frozenset(columns), parameter), columns)
     pictures = []
-    for columns in asked:
-        title = " and ".join(columns)
+    for (_, parameter), columns in asked.items():
+        title = " and ".join(columns) + (f", {parameter}" if parameter else "")
         try:
             at = {name: levels for name in columns[1:] if (levels := _few_levels(post, name))}
-            found = marginal(post, columns, data, draws=DRAWS, prob=prob, subsample=COLUMN_ROWS,
-                             given=given, at=at or None)  # fmt: skip
+            found = marginal(
+                post, columns, data, at=at or None, given=given, parameter=parameter or None,
+                draws=EFFECT_DRAWS, prob=prob, subsample=COLUMN_ROWS,
+            )  # fmt: skip
         except ModicumError as fault:
             pictures.append(tag("p", tag("strong", title), ": ", str(fault), class_="note"))
             continue
@@ -316,19 +326,14 @@ def _unit_of_exposure(post: FittedDraws) -> dict[str, object]:
     return units
 
 
-def _interactions(encoding: FormulaEncoding, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield pairs of columns that a term of the formula joins, numbers first."""
-    seen = set()
+def _terms(encoding: FormulaEncoding) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the columns that each term joins, numbers first, and the parameter it explains."""
     for term in encoding.terms:
         for part in term.parts:
-            factors = [encoding.factors[k] for k, _ in part]
-            texts = [Expression(factor.expression) for factor in factors]
-            columns = tuple(dict.fromkeys(name for text in texts for name in text.names))
+            texts = [Expression(encoding.factors[k].expression) for k, _ in part]
+            columns = dict.fromkeys(name for text in texts for name in text.names)
             numbers = [name for name in columns if encoding.kinds.get(name) == "number"]
-            pair = tuple(dict.fromkeys([*numbers, *columns]))
-            if len(pair) == 2 and set(pair) <= set(names) and frozenset(pair) not in seen:
-                seen.add(frozenset(pair))
-                yield pair
+            yield tuple(dict.fromkeys([*numbers, *columns])), term.parameter
 
 
 def _few_levels(post: FittedDraws, name: str) -> list[object]:
@@ -360,14 +365,13 @@ def _groups(
             continue
         frame = effects(post, group, rows=rows, prob=prob)
         names = effect_names(model, group)
-        pictures = [_caterpillar(name, one_effect(frame, name)) for name in names]
-        if len(names) == 1:
-            with suppress(ModicumError):  # several columns, too many levels, or integrated effects
-                found = marginal(post, group, data, draws=DRAWS, prob=prob, subsample=COLUMN_ROWS,
-                                 given=_unit_of_exposure(post))  # fmt: skip
-                if found.index.nlevels == 1:  # nothing of outcomes that are classes
-                    pictures = [_caterpillar(group, found)]
-        yield _section(f"Effects of {group}", tag("div", pictures, class_="figures"))
+        pictures = {name: _caterpillar(name, one_effect(frame, name)) for name in names}
+        with suppress(ModicumError):  # several columns, too many levels, or integrated effects
+            found = marginal(post, group, data, draws=EFFECT_DRAWS, prob=prob,
+                             subsample=COLUMN_ROWS, given=_unit_of_exposure(post))  # fmt: skip
+            if found.index.nlevels == 1:  # nothing of outcomes that are classes
+                pictures[group] = _caterpillar(group, found)
+        yield _section(f"Effects of {group}", tag("div", list(pictures.values()), class_="figures"))
 
 
 def _caterpillar(name: str, frame: pd.DataFrame) -> Markup:
@@ -386,17 +390,16 @@ def _judged(check: PredictiveCheck) -> str:
     gap = (frame["observed"] - frame["predicted"]).abs()
     at = int(np.argmax(gap / (frame["upper"] - frame["lower"]).clip(lower=1e-9)))
     line, across = frame.iloc[at], check.across
-    calibration = check.kind == "calibration"
 
     def number(value: float) -> str:
-        return f"{value:.1%}" if calibration else _cell(value)
+        return f"{value:.1%}" if check.kind == "calibration" else _cell(value)
 
-    where = frame.index[at] if across is None else number(across[at])
+    where = f"{check.labels[0]} is {frame.index[at] if across is None else number(across[at])}"
     verdict = "look like data" if check.p >= SMALLEST_P else "do not look like data"
     return (
         f"The data {verdict} drawn from this model: of {check.draws} data sets drawn from it, "
         f"{check.p:.0%} differ as much from what it expects (p = {check.p:.2g}; below "
-        f"{SMALLEST_P:g} it would miss something). The largest gap is at {where}: "
+        f"{SMALLEST_P:g} it would miss something). The largest gap is where {where}: "
         f"{number(line['observed'])} observed, {number(line['lower'])} to {number(line['upper'])} "
         "expected."
     )
@@ -419,7 +422,7 @@ def _survival(post: FittedDraws, prob: float) -> Markup | None:
         return _note(str(fault))
     band, seen = Band.of(frame, "lower", "mean", "upper"), frame["kaplan_meier"].to_numpy()
     across, up = post.outcome_name(), "chance of survival"
-    picture = curve_chart(frame.index.to_numpy(float), {"": band}, across, up, seen)
+    picture = curve_chart(frame.index.to_numpy(float), {"": band}, across, up, seen, least=0.0)
     words = f"blue: {interval_words(prob)}; black: Kaplan-Meier estimate"
     return _figure("Survival", words, picture, frame)
 
@@ -496,13 +499,7 @@ def _warnings(post: FittedDraws) -> Markup | None:
 def _coefficients(estimates: pd.DataFrame) -> list[Markup]:
     rest = estimates.loc[[name for name in estimates.index if not is_pooled(str(name))]]
     first = rest.head(MOST_LINES)
-    columns = ["mean", "sd", *first.columns[2:4], "ess_bulk", "r_hat"]
-    lines = [
-        [name, *(f"{line[c]:.3g}" for c in columns[:4]), f"{line['ess_bulk']:,.0f}",
-         f"{line['r_hat']:.3f}"]
-        for name, line in first.iterrows()
-    ]  # fmt: skip
-    body = _wide(table(["", *columns], lines), "coefficients")
+    body = _wide(table(*written(first)), "coefficients")
     if len(rest) == len(first):
         return [body]
     return [body, _note(f"These are the first {len(first)} of {len(rest):,}.")]
@@ -539,12 +536,9 @@ def _method(post: FittedDraws) -> Markup:
         if name == "priors":
             continue
         if isinstance(entry, Mapping) and "why" in entry:
-            value = entry.get("value")
-            figure = f"{value:.4g}" if isinstance(value, float) else str(value)
-            pairs.append((name, (tag("strong", figure), f": {entry['why']}")))
+            pairs.append((name, (tag("strong", _cell(entry.get("value"))), f": {entry['why']}")))
         elif isinstance(entry, Mapping):
-            text = "; ".join(f"{k} {v}" for k, v in entry.items())
-            pairs.append((name, text))
+            pairs.append((name, "; ".join(f"{k} {v}" for k, v in entry.items())))
         else:
             pairs.append((name, str(entry)))
     if "settings" in post.settings:
