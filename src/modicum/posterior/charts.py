@@ -117,7 +117,7 @@ def effect_chart(table: pd.DataFrame, quantity: str) -> Markup:
     first = next(iter(parts.values()))
     bands = {name: Band.of_estimates(part) for name, part in parts.items()}
     if first.index.dtype.kind not in "fiu" or len(first) <= 2:
-        levels = [_level(level) for level in first.index]
+        levels = [_short(x) if isinstance(x, float) else str(x) for x in first.index]
         return interval_chart(levels, bands, str(first.index.name), quantity)
     return curve_chart(first.index.to_numpy(float), bands, str(first.index.name), quantity)
 
@@ -221,13 +221,6 @@ def _legend(names: Sequence[str], top: float) -> tuple[list[Markup], int]:
         parts.append(tag("text", _cut(name, WIDTH - 20), x=x + 20, y=y + 4))
         x += width
     return parts, line + 1
-
-
-def _level(level: object) -> str:
-    """Format a level, or a level with its effect."""
-    if isinstance(level, tuple):
-        return ", ".join(map(_level, level))
-    return _short(level) if isinstance(level, float) else str(level)
 
 
 def _cut(text: str, width: float) -> str:

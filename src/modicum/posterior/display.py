@@ -216,9 +216,8 @@ class Shown(NamedTuple):
             for here, (a, m, b) in zip(drawn, shares, strict=True)
         ]
         total = sum(x[0, 0].size for x in post.draws.values())
-        more = f"{total - len(frame):,} more scalars: post.summary()"
+        more = f"{total - len(frame):,} more scalars: post.summary()" * (total > len(frame))
         head.append(f"{interval_words(prob_of(frame))}, {start:.2g} to {stop:.2g}")
-        more = more if total > len(frame) else ""
         return cls(
             what_was_fitted(post), level, verdict, head, lines, pictures, -start / span, more
         )

@@ -344,8 +344,9 @@ def _quantity(post: FittedDraws) -> str:
     """Return what is predicted, such as "chance of late", for the axis of a plot."""
     family = post.fitted_model().row_model
     is_chance = type(family).decide is not BaseModel.decide
-    each = "each " if len(post.class_names()) > 2 else ""
-    return f"{'chance of' if is_chance else 'expected'} {each}{post.outcome_name()}"
+    many = len(post.class_names()) > 2
+    words = ("expected", "chance of")[is_chance] + " each" * many
+    return f"{words} {post.outcome_name()}"
 
 
 def _values_by_column(columns: list[str], at: Any) -> dict[str, list[Level]]:  # as a user wrote it

@@ -525,8 +525,7 @@ def _priors(post: FittedDraws) -> Markup:
     priors = post.tuning.get("priors")
     if not isinstance(priors, Mapping) or not priors:
         return _note("The priors of this model were not recorded.")
-    items = list(priors.items())
-    lines = [[name, prior] for name, prior in items[:MOST_LINES]]
+    lines = [[name, prior] for name, prior in list(priors.items())[:MOST_LINES]]
     return _wide(table(["parameter", "prior"], lines), "priors")
 
 
