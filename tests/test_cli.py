@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import modicum as mo
+from helpers.command import done, failed, run
 from modicum.cli import app
 from modicum.cli.fitting import build_model, chosen_columns, read_rows
 
@@ -49,21 +49,6 @@ def fitted(table, tmp_path_factory):
     )
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def refused(*arguments):
-    """Check for one sentence on standard error, exit code 1 and no traceback."""
-    result = run(*arguments)
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit)
-    said = [line for line in result.stderr.splitlines() if not line.startswith("modicum: ")]
-    assert len(said) == 1, result.stderr  # apart from the lines about phases
-    assert said[0].startswith("Error: ")
-    return said[0]
-
-
 def test_fit_prints_and_writes(fitted):
     out, result = fitted
     assert result.exit_code == 0, result.output
@@ -80,8 +65,7 @@ def test_fit_prints_and_writes(fitted):
 
 
 def test_quiet_prints_nothing(csv, tmp_path):
-    result = run(*("fit", csv, *USUAL, "--out", tmp_path / "run"), *("--quiet", *SHORT))
-    assert result.exit_code == 0
+    result = done(*("fit", csv, *USUAL, "--out", tmp_path / "run"), *("--quiet", *SHORT))
     assert result.stdout == ""
 
 
@@ -89,17 +73,16 @@ def test_quiet_prints_nothing(csv, tmp_path):
 def test_fit_reads_other_formats_and_families(table, tmp_path, suffix):
     path = tmp_path / f"patients.{suffix}"
     getattr(table, f"to_{suffix}")(path)
-    result = run(
+    result = done(
         *("fit", path, "--outcome", "dose", "--predictors", "well", "--family", "student-t"),
         *("--df", "5", "--out", tmp_path / "run", *SHORT, "--method", "laplace", "--tune", "0"),
     )
-    assert result.exit_code == 0, result.output
     assert "scale" in result.stdout
 
 
 def test_resumes_to_the_same_draws(csv, tmp_path, monkeypatch):
     command = ["fit", csv, *USUAL, *SHORT]
-    assert run(*command, "--out", tmp_path / "whole").exit_code == 0
+    done(*command, "--out", tmp_path / "whole")
 
     from modicum.run.checkpoint import Checkpoint
 
@@ -115,8 +98,7 @@ def test_resumes_to_the_same_draws(csv, tmp_path, monkeypatch):
     saved = json.loads((tmp_path / "killed" / "checkpoint" / "run.json").read_text())
     assert saved["iterations"] > 0
 
-    result = run(*command, "--out", tmp_path / "killed")
-    assert result.exit_code == 0, result.output
+    result = done(*command, "--out", tmp_path / "killed")
     assert "Continuing from the checkpoint" in result.stdout
     one, other = (mo.Posterior.load(tmp_path / f / "posterior") for f in ("whole", "killed"))
     np.testing.assert_array_equal(one["beta"], other["beta"])
@@ -137,9 +119,9 @@ def test_stopped_before_the_first_draw(csv, tmp_path, monkeypatch):
 def test_a_checkpoint_of_another_run_is_refused(csv, tmp_path):
     command = ["fit", csv, *USUAL]
     command += ["--out", tmp_path / "run", "--checkpoint", tmp_path / "kept", *SHORT]
-    assert run(*command).exit_code == 0
+    done(*command)
     assert (tmp_path / "kept" / "run.json").is_file()  # named by the user, so it stays
-    other = refused(*command, "--prior-scale", "1", "--overwrite")
+    other = failed(*command, "--prior-scale", "1", "--overwrite")
     assert "belongs to another run" in other
 
 
@@ -162,33 +144,29 @@ def test_rows_are_read_again_only_when_something_changes(csv, tmp_path):
 def test_ingest_then_fit_the_store(csv, tmp_path):
     store = tmp_path / "store"
     options = ["--outcome", "well", "--categorical", "ward", "--dtype", "float64"]
-    made = run("ingest", csv, store, *options)
-    assert made.exit_code == 0, made.output
+    made = done("ingest", csv, store, *options)
     assert "Read 300 rows" in made.stdout
-    again = refused("ingest", csv, store, *options)
+    again = failed("ingest", csv, store, *options)
     assert "--overwrite" in again
-    result = run("fit", store, "--out", tmp_path / "run", *SHORT)
-    assert result.exit_code == 0, result.output
-    text = refused("fit", store, "--outcome", "dose", "--out", tmp_path / "other", *SHORT)
+    done("fit", store, "--out", tmp_path / "run", *SHORT)
+    text = failed("fit", store, "--outcome", "dose", "--out", tmp_path / "other", *SHORT)
     assert "is a row store" in text
 
 
 def test_summary_of_a_saved_run(fitted, csv, tmp_path):
-    result = run("summary", fitted[0], "--prob", "0.5")
-    assert result.exit_code == 0
+    result = done("summary", fitted[0], "--prob", "0.5")
     assert "beta[dose]" in result.stdout
     assert "25%" in result.stdout
     odds = json.loads(run("summary", fitted[0], "--exponentiate", "--json").stdout)
     plain = json.loads(run("summary", fitted[0], "--json").stdout)
     ends = [s["parameters"]["beta[dose]"]["5%"] for s in (plain, odds)]
     assert ends[1] == pytest.approx(np.exp(ends[0]), rel=1e-3)
-    asked = run("hypothesis", fitted[0], "dose > 0", "ward[A] < ward[C]")
-    assert asked.exit_code == 0
+    asked = done("hypothesis", fitted[0], "dose > 0", "ward[A] < ward[C]")
     assert "dose > 0" in asked.stdout
-    assert "there is no 'dos'" in refused("hypothesis", fitted[0], "dos > 0")
-    assert "there is no posterior" in refused("summary", tmp_path / "nowhere")
-    assert "is not a posterior" in refused("summary", csv)
-    wrong = refused("predict", fitted[0], csv, "--out", tmp_path / "p.csv")
+    assert "there is no 'dos'" in failed("hypothesis", fitted[0], "dos > 0")
+    assert "there is no posterior" in failed("summary", tmp_path / "nowhere")
+    assert "is not a posterior" in failed("summary", csv)
+    wrong = failed("predict", fitted[0], csv, "--out", tmp_path / "p.csv")
     assert "not from a fit with a formula" in wrong
 
 
@@ -212,12 +190,12 @@ COLUMNS, FORMULA = ("--outcome", "well", "--predictors", "dose"), ("well ~ dose"
     ],
 )
 def test_what_cannot_be_fitted_is_one_line(csv, tmp_path, options, said):
-    assert said in refused("fit", csv, *options, "--out", tmp_path / "run")
+    assert said in failed("fit", csv, *options, "--out", tmp_path / "run")
 
 
 def test_version_and_help():
     assert run("--version").stdout.strip() == f"modicum {mo.__version__}"
-    assert run("--help").exit_code == 0
+    done("--help")
 
 
 def test_options_name_columns_by_commas_or_repeated():
@@ -261,9 +239,9 @@ def test_every_family_and_its_settings_are_in_the_help():
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_any_draw(csv, tmp_path):
-    assert "is not a folder" in refused("fit", csv, "--outcome", "well", "--out", csv)
+    assert "is not a folder" in failed("fit", csv, "--outcome", "well", "--out", csv)
     (tmp_path / "run" / "report.html").mkdir(parents=True)
-    said = refused("fit", "no.csv", "n ~ 1", "--report", "--out", tmp_path / "run")
+    said = failed("fit", "no.csv", "n ~ 1", "--report", "--out", tmp_path / "run")
     assert "report.html' is a folder" in said
 
 
@@ -291,21 +269,20 @@ def test_a_family_with_a_field_of_its_own_and_groups(tmp_path):
 
     means = []
     for name, groups in (("known.csv", "known"), ("unseen.csv", "new"), ("unseen.csv", "any")):
-        assert run(*predicted(name, "--groups", groups)).exit_code == 0
+        done(*predicted(name, "--groups", groups))
         means.append(pd.read_csv(tmp_path / "p.csv")["mean"].to_numpy())
     np.testing.assert_allclose(means[0], post.predict(frame.iloc[:6]).mean)
     np.testing.assert_array_equal(means[1], means[2])
     assert np.abs(means[0] - means[1]).max() > 0.01
-    assert "'z' in row 0, a group that the rows" in refused(*predicted("unseen.csv"))
-    assert "known or new or any, not all" in refused(*predicted("known.csv", "--groups", "all"))
+    assert "'z' in row 0, a group that the rows" in failed(*predicted("unseen.csv"))
+    assert "known or new or any, not all" in failed(*predicted("known.csv", "--groups", "all"))
 
 
 def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     """The same posterior as `mo.fit`, and predictions for another file."""
     out, formula = tmp_path / "run", "well ~ dose + ward"
     given = ["--set", "target_accept=0.8", "--report"]
-    said = run("fit", csv, formula, "--out", out, *given, *SHORT)
-    assert said.exit_code == 0, said.output
+    said = done("fit", csv, formula, "--out", out, *given, *SHORT)
     report = (out / "report.html").read_text()
     assert formula in report
     assert "<figcaption><strong>dose</strong>" in report  # the effect of a column, from the file
@@ -320,28 +297,28 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     new.to_parquet(tmp_path / "new.parquet")
     for ending, read in ((".parquet", pd.read_parquet), (".csv", pd.read_csv)):
         target = tmp_path / f"p{ending}"
-        assert run("predict", out, tmp_path / "new.parquet", "--out", target).exit_code == 0
+        done("predict", out, tmp_path / "new.parquet", "--out", target)
         np.testing.assert_allclose(read(target)["mean"], post.predict(new).mean)
-    assert "add --overwrite" in refused(
+    assert "add --overwrite" in failed(
         "predict", out, tmp_path / "new.parquet", "--out", tmp_path / "p.csv"
     )
     new.assign(id=[f"00{i}" for i in range(7)], upper=1).to_csv(tmp_path / "ids.csv", index=False)
     to = ["predict", out, tmp_path / "ids.csv", "--out", tmp_path / "ids.parquet"]
-    assert run(*to, "--keep", "id,ward", "--quantiles", "0.5").exit_code == 0
+    done(*to, "--keep", "id,ward", "--quantiles", "0.5")
     kept = pd.read_parquet(tmp_path / "ids.parquet")
     assert kept.columns.tolist() == ["id", "ward", "mean", "lower", "upper", "50%"]
     assert kept["id"][6] == "006"  # a name, not the number 6
     np.testing.assert_allclose(kept["50%"], post.predict(new, quantiles=0.5).quantiles[0.5])
     for option, why in (("--keep=idd", "did you mean 'id'"), ("--keep=upper", "rename yours")):
-        assert why in refused(*to, "--overwrite", option)
+        assert why in failed(*to, "--overwrite", option)
     new.assign(ward="Z").to_parquet(tmp_path / "new.parquet")
     nowhere = tmp_path / "missing" / "q.csv"
-    said = refused("predict", out, tmp_path / "new.parquet", "--out", nowhere)
+    said = failed("predict", out, tmp_path / "new.parquet", "--out", nowhere)
     assert "there is no folder" in said
-    wrong = refused("predict", out, tmp_path / "new.parquet", "--out", tmp_path / "q.csv")
+    wrong = failed("predict", out, tmp_path / "new.parquet", "--out", tmp_path / "q.csv")
     assert "holds 'Z' in row 0" in wrong
     lenient = ["--newlevels", "reference", "--out", tmp_path / "q.csv"]
-    assert run("predict", out, tmp_path / "new.parquet", *lenient).exit_code == 0
+    done("predict", out, tmp_path / "new.parquet", *lenient)
     assert not list(tmp_path.glob(".*.part"))
 
 
@@ -352,6 +329,6 @@ def test_outcomes_that_are_text_are_reported(csv, table, tmp_path):
     said = run("fit", csv, "well ~ dose + ward", "--out", tmp_path / "run", *short)
     assert "well: 0 is no, 1 is yes" in said.stdout
     predict = ["predict", tmp_path / "run", csv, "--out", tmp_path / "p.csv"]
-    assert run(*predict, "--encoding", "utf-16").exit_code == 0
+    done(*predict, "--encoding", "utf-16")
     assert len(pd.read_csv(tmp_path / "p.csv")) == 300
-    assert "encoding" in refused(*predict, "--overwrite")
+    assert "encoding" in failed(*predict, "--overwrite")

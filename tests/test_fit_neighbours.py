@@ -5,12 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import modicum as mo
+from helpers.command import done, failed
 from helpers.refusals import refused
 from modicum import plots
-from modicum.cli import app
 from modicum.errors import DataError, SettingError
 from modicum.rows.formula.neighbours import steps
 
@@ -254,12 +253,9 @@ def test_the_command_line_reads_pairs(table, tmp_path):
     numbered.to_csv(tmp_path / "t.csv", index=False)
     PAIRS.map(lambda name: name[1:].zfill(2)).to_csv(tmp_path / "w.csv", index=False)
     out = tmp_path / "out"
-    command = ["fit", str(tmp_path / "t.csv"), "y ~ car(region, W)", "--out", str(out), "-q"]
+    command = ["fit", tmp_path / "t.csv", "y ~ car(region, W)", "--out", out, "-q"]
     command += ["--family", "gaussian", "--draws", "200", "--seed", "1"]
-    said = CliRunner().invoke(app, [*command, "--matrix", f"W={tmp_path / 'w.csv'}"])
-    assert said.exit_code == 0, said.output
+    done(*command, "--matrix", f"W={tmp_path / 'w.csv'}")
     levels = mo.Posterior.load(out / "posterior").effects("car(region)").index
     assert {"00", "12"} <= set(levels)
-    bad = CliRunner().invoke(app, [*command, "--overwrite", "--matrix", "W"])
-    assert bad.exit_code == 1
-    assert "NAME=FILE" in " ".join(bad.output.split())
+    assert "NAME=FILE" in failed(*command, "--overwrite", "--matrix", "W")

@@ -5,9 +5,8 @@ from pkgutil import resolve_name
 import jax
 import pytest
 
-from helpers.patching import PLAIN, is_traced, place_of
+from helpers.patching import PLAIN
 from modicum.kernels import firefly as flymc
-from modicum.methods.full_data import HMC
 from modicum.passes import engine, mode
 from modicum.run import runner
 
@@ -54,25 +53,3 @@ def test_other_patches_leave_it_alone(monkeypatch):
 @pytest.mark.parametrize("name", PLAIN)
 def test_names_that_plain_python_looks_up_are_there(name):
     resolve_name(name)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "traced"),
-    [
-        ((engine, "BLOCK"), True),
-        ((engine, "jax"), True),
-        ((mode, "MAX_STEPS"), False),
-        ((HMC, "move"), False),
-        ((HMC, "plan"), True),
-        ((HMC(), "move"), False),
-        ((jax, "default_backend"), True),
-        (("modicum.runtime.devices", None), True),
-        (("modicum.runtime.MANY", 1), False),
-        (("modicum.methods.cost.PATIENCE", 0.0), False),
-        ((runner, "CHUNK_SECONDS"), False),
-        ((pytest, "raises"), False),
-        (({}, "a"), False),
-    ],
-)
-def test_what_is_patched_is_known_by_its_place(arguments, traced):
-    assert is_traced(place_of(*arguments)) == traced

@@ -171,9 +171,9 @@ def test_draws_and_priors_are_called_what_they_are(tmp_path):
     given = {"gap_0001": mo.priors.Exponential(1.0)}
     priors = mo.priors.default("size ~ dose", table, "ordinal", priors=given)
     assert priors["cutpoint[middle|high] - cutpoint[low|middle]"] == "exponential(1)"
-    chains = mo.fit("size ~ dose", table, "ordinal", method="nuts", draws=50, tune=50, chains=2,
-                    random_seed=1, progressbar=False)  # fmt: skip
-    assert "2 chains of 50 draws" in repr(chains)  # negative control
+    settings = post.settings | {"independent": False, "method": "nuts"}
+    chains = mo.Posterior(post.draws, {}, post.ledger, settings=settings)
+    assert "4 chains of 250 draws" in repr(chains)  # negative control
 
 
 def test_groups_are_sorted_by_what_is_expected_of_them(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 import modicum as mo
+from helpers.command import done, failed
 from helpers.refusals import refused
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior.ppc import kaplan_meier, survival_table
@@ -74,23 +75,15 @@ def test_the_average_curve_is_near_kaplan_meiers():
 
 
 def test_chances_on_the_command_line(tmp_path):
-    from typer.testing import CliRunner
-
-    from modicum.cli import app
-
     x, fields = _table(np.random.default_rng(3), 200)
-    pd.DataFrame({"dose": x[:, 0], "days": fields["y"], "died": fields["event"]}).to_csv(
-        tmp_path / "trial.csv", index=False
-    )
-    fit = ["fit", str(tmp_path / "trial.csv"), "days | event(died) ~ dose", "--family=exponential"]
-    run = f"--out={tmp_path / 'run'}"
-    done = CliRunner().invoke(app, [*fit, run, "--draws=100", "--method=laplace", "--quiet"])
-    assert done.exit_code == 0, done.output
-    predict = ["predict", str(tmp_path / "run"), str(tmp_path / "trial.csv"), "--times=1,2.5"]
-    done = CliRunner().invoke(app, [*predict, f"--out={tmp_path / 'chances.csv'}"])
-    assert done.exit_code == 0, done.output
+    trial, run = tmp_path / "trial.csv", tmp_path / "run"
+    table = pd.DataFrame({"dose": x[:, 0], "days": fields["y"], "died": fields["event"]})
+    table.to_csv(trial, index=False)
+    settings = ["--family=exponential", "--draws=100", "--method=laplace", "--quiet"]
+    done("fit", trial, "days | event(died) ~ dose", *settings, "--out", run)
+    done("predict", run, trial, "--times=1,2.5", "--out", tmp_path / "chances.csv")
     chances = pd.read_csv(tmp_path / "chances.csv")
     assert list(chances)[::3] == ["mean[1]", "mean[2.5]"]
     assert np.all(chances["mean[1]"] > chances["mean[2.5]"])
-    done = CliRunner().invoke(app, [*predict[:-1], "--times=soon", f"--out={tmp_path / 'b.csv'}"])
-    assert "must be numbers such as 30,90,365" in done.output
+    said = failed("predict", run, trial, "--times=soon", "--out", tmp_path / "b.csv")
+    assert "must be numbers such as 30,90,365" in said

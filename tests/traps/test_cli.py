@@ -12,10 +12,10 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import modicum as mo
-from modicum.cli import app, commands
+from helpers.command import done, failed, run
+from modicum.cli import commands
 from modicum.cli.commands import main
 from modicum.cli.output import describe_rows
 from modicum.files import Lock
@@ -35,21 +35,6 @@ def csv(tmp_path):
     path = tmp_path / "patients.csv"
     path.write_text(GOOD)
     return path
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def refused(*arguments):
-    """Check for one sentence on standard error besides the phases, exit code 1, no traceback."""
-    result = run(*arguments)
-    assert isinstance(result.exception, SystemExit), result.exception
-    assert result.exit_code == 1, result.output
-    said = [line for line in result.stderr.splitlines() if not line.startswith("modicum: ")]
-    assert len(said) == 1, result.stderr
-    assert said[0].startswith("Error: ")
-    return said[0]
 
 
 BAD_FILES = {
@@ -74,7 +59,7 @@ BAD_FILES = {
 def test_files_that_are_not_tables_are_refused(tmp_path, name):
     content, said = BAD_FILES[name]
     (tmp_path / name).write_bytes(content)
-    text = refused("fit", tmp_path / name, "--outcome", "well", "--out", tmp_path / "run")
+    text = failed("fit", tmp_path / name, "--outcome", "well", "--out", tmp_path / "run")
     assert said in text
 
 
@@ -82,9 +67,9 @@ def test_paths_that_lead_nowhere(csv, tmp_path):
     (tmp_path / "folder").mkdir()
     rest = ["--outcome", "well", "--out", tmp_path / "run"]
     for data in (tmp_path / "folder", tmp_path / "none*.csv", "/dev/null", csv / "below.csv"):
-        refused("fit", data, *rest)
-    assert "is not a path" in refused("fit", "", *rest)
-    refused("fit", "x" * 5000, *rest)
+        failed("fit", data, *rest)
+    assert "is not a path" in failed("fit", "", *rest)
+    failed("fit", "x" * 5000, *rest)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +101,12 @@ def test_paths_that_lead_nowhere(csv, tmp_path):
 )
 def test_odd_options(csv, tmp_path, options):
     usual = ["--outcome", "well", "--categorical", "ward", "--out", tmp_path / "run"]
-    refused("fit", csv, *usual, *SHORT, *options)
+    failed("fit", csv, *usual, *SHORT, *options)
     assert not (tmp_path / "run" / "posterior").exists()
 
 
 def test_a_wrong_probability_is_refused_before_anything_is_done(csv, tmp_path):
-    assert "--prob" in refused(
+    assert "--prob" in failed(
         *("fit", csv, "--outcome", "well", "--out", tmp_path / "run", "--prob", "90")
     )
     assert not (tmp_path / "run").exists()
@@ -133,7 +118,7 @@ def test_a_wrong_probability_is_refused_before_anything_is_done(csv, tmp_path):
 )
 def test_the_length_of_a_run_is_refused_before_anything_is_read(csv, tmp_path, option, words):
     out = tmp_path / "run"
-    sentence = refused("fit", csv, "--outcome", "well", "--out", out, *option.split())
+    sentence = failed("fit", csv, "--outcome", "well", "--out", out, *option.split())
     assert words in sentence
     assert not out.exists()
 
@@ -154,21 +139,21 @@ def test_groups_are_compared_with_no_level_and_come_last(tmp_path):
 @pytest.mark.parametrize("place", ["file", "below", "nowhere"])
 def test_an_out_that_cannot_be(csv, tmp_path, place):
     out = {"file": csv, "below": csv / "run", "nowhere": "/proc/nowhere/run"}[place]
-    assert "--out" in refused("fit", csv, "--outcome", "well", "--out", out)
+    assert "--out" in failed("fit", csv, "--outcome", "well", "--out", out)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
 def test_an_out_and_a_file_without_permission(csv, tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
-    assert "--out" in refused("fit", csv, "--outcome", "well", "--out", tmp_path / "locked" / "run")
+    assert "--out" in failed("fit", csv, "--outcome", "well", "--out", tmp_path / "locked" / "run")
     csv.chmod(0)
-    refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
+    failed("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
 
 
 def test_a_folder_in_place_of_a_result(csv, tmp_path):
     (tmp_path / "run" / "posterior").mkdir(parents=True)
     out = ["--out", tmp_path / "run", "--overwrite"]
-    assert "is a folder" in refused("fit", csv, "--outcome", "well", *out)
+    assert "is a folder" in failed("fit", csv, "--outcome", "well", *out)
 
 
 def test_names_that_are_not_text_are_refused(csv, tmp_path):
@@ -178,8 +163,7 @@ def test_names_that_are_not_text_are_refused(csv, tmp_path):
     except OSError:
         pytest.skip("this file system has no such names")
     usual = ["--outcome", "well", "--predictors", "dose", *DRAWN, "--quiet"]
-    result = run("fit", csv, *usual, "--out", tmp_path / name)
-    assert result.exit_code == 0, result.output
+    done("fit", csv, *usual, "--out", tmp_path / name)
     assert (tmp_path / name / "posterior").is_file()
 
 
@@ -189,31 +173,31 @@ def test_names_that_are_not_text_are_refused(csv, tmp_path):
 def test_a_finished_fit_is_not_replaced_unasked(csv, tmp_path):
     out = tmp_path / "run"
     command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
-    assert run(*command).exit_code == 0
+    done(*command)
     before = (out / "posterior").read_bytes()
-    assert "--overwrite" in refused(*command, "--seed", "2")
+    assert "--overwrite" in failed(*command, "--seed", "2")
     assert (out / "posterior").read_bytes() == before
-    assert run(*command, "--seed", "2", "--overwrite").exit_code == 0
+    done(*command, "--seed", "2", "--overwrite")
     assert (out / "posterior").read_bytes() != before
 
 
 def test_a_store_of_the_users_own_is_not_replaced_unasked(csv, tmp_path):
     mine = ingest({"x": np.eye(3), "y": [0, 1, 1]}, tmp_path / "run" / "rows", progressbar=False)
     usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *DRAWN]
-    assert "--overwrite" in refused("fit", csv, *usual)
+    assert "--overwrite" in failed("fit", csv, *usual)
     assert len(mo.Rows.open(tmp_path / "run" / "rows")) == len(mine)
-    assert run("fit", csv, *usual, "--overwrite").exit_code == 0
+    done("fit", csv, *usual, "--overwrite")
     assert len(mo.Rows.open(tmp_path / "run" / "rows")) == 60
 
 
 def test_a_store_put_in_the_place_of_ours_is_not_replaced_unasked(csv, tmp_path):
     out = tmp_path / "run"
     usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
-    assert run("fit", csv, *usual).exit_code == 0
+    done("fit", csv, *usual)
     (out / "posterior").unlink()
     (out / "summary.csv").unlink()
     ingest({"x": np.eye(3), "y": [0, 1, 1]}, out / "rows", overwrite=True, progressbar=False)
-    assert "--overwrite" in refused("fit", csv, *usual)
+    assert "--overwrite" in failed("fit", csv, *usual)
     assert len(mo.Rows.open(out / "rows")) == 3
 
 
@@ -232,7 +216,7 @@ def test_a_killed_ingest_resumes_without_overwrite(csv, tmp_path, monkeypatch):
         patch.setattr(fitting, "ingest", dies_after)
         with pytest.raises(Killed):
             run("fit", csv, *usual)
-    assert run("fit", csv, *usual).exit_code == 0
+    done("fit", csv, *usual)
 
 
 def test_the_files_of_a_uri_are_those_that_are_fitted(tmp_path):
@@ -244,8 +228,7 @@ def test_the_files_of_a_uri_are_those_that_are_fitted(tmp_path):
 
     def slope(name):
         uri, out = f"{tmp_path.as_uri()}/{name}", tmp_path / "run"
-        result = run("fit", uri, "well ~ dose", "--out", out, *DRAWN, "--overwrite")
-        assert result.exit_code == 0, result.output
+        done("fit", uri, "well ~ dose", "--out", out, *DRAWN, "--overwrite")
         return pd.read_csv(out / "summary.csv", index_col="parameter").loc["beta[dose]", "mean"]
 
     write("y2023.parquet", 1.0)
@@ -277,23 +260,23 @@ def test_a_fit_killed_while_it_writes_results_goes_on(csv, tmp_path, monkeypatch
         with pytest.raises(Killed):  # and once more
             run(*command)
     before = mo.Posterior.load(out / "posterior")
-    assert "another run" in refused(*command, "--draws", "30")
+    assert "another run" in failed(*command, "--draws", "30")
     monkeypatch.setattr(mo.Posterior, "report", lambda self, path, **_: path.write_text("page"))
-    assert run(*command).exit_code == 0
+    done(*command)
     after = mo.Posterior.load(out / "posterior")
     np.testing.assert_array_equal(after["beta"], before["beta"])
     assert {path.name for path in out.iterdir()} == {
         "posterior", "summary.csv", "report.html", "rows", "rows-source.json"
     }  # fmt: skip
-    assert "holds the results of an earlier fit" in refused(*command)
+    assert "holds the results of an earlier fit" in failed(*command)
 
 
 def test_a_fit_that_fails_before_it_writes_does_not_expose_earlier_results(csv, tmp_path):
     out = tmp_path / "run"
     command = ["fit", csv, "--outcome", "well", "--out", out, *DRAWN]
-    assert run(*command, "--predictors", "dose").exit_code == 0
-    assert "none" in refused(*command, "--predictors", "none", "--overwrite")
-    assert "holds the results of an earlier fit" in refused(*command, "--predictors", "dose")
+    done(*command, "--predictors", "dose")
+    assert "none" in failed(*command, "--predictors", "none", "--overwrite")
+    assert "holds the results of an earlier fit" in failed(*command, "--predictors", "dose")
     assert not (out / "fit.lock").exists()
 
 
@@ -301,10 +284,10 @@ def test_a_second_fit_of_one_folder_is_refused_before_it_replaces_anything(csv, 
     pytest.importorskip("fcntl")
     out = tmp_path / "run"
     command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
-    assert run(*command).exit_code == 0
+    done(*command)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     first = Lock(out / "fit.lock", "the folder")
-    said = refused(*command, "--predictors", "dose,ward", "--categorical", "ward", "--overwrite")
+    said = failed(*command, "--predictors", "dose,ward", "--categorical", "ward", "--overwrite")
     assert f"in use by process {os.getpid()}" in said
     first.remove()
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
@@ -316,7 +299,7 @@ def test_a_damaged_note_is_ignored(csv, tmp_path, content):
     usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
     out.mkdir()
     (out / "rows-source.json").write_text(content)
-    assert run("fit", csv, *usual).exit_code == 0
+    done("fit", csv, *usual)
     assert "origin" in json.loads((out / "rows-source.json").read_text())
 
 
@@ -364,7 +347,7 @@ def test_a_machine_that_has_no_more_is_named(csv, tmp_path, monkeypatch, number)
         raise OSError(number, os.strerror(number), str(tmp_path / "file"))
 
     monkeypatch.setattr(commands, "read_rows", fails)
-    text = refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
+    text = failed("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
     assert ("memory" if number == errno.ENOMEM else str(tmp_path / "file")) in text
 
 
