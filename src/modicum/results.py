@@ -167,13 +167,10 @@ def _named_draws(
 
     def named(first: int) -> dict[str, np.ndarray]:
         z = position[first : first + together].reshape(-1, size)
-        t = _to_parameters(point, factor, z)
-        only = target.named_only(t)
-        return target.reports(t) if only is None else only
+        return target.reports(_to_parameters(point, factor, z))
 
     many = range(0, chains, together)
-    compiles = target.named_only(np.zeros((1, size))) is None
-    parts = list(map(named, many) if compiles or len(many) == 1 else in_threads(named, many))
+    parts = list(in_threads(named, many) if target.reports_on_numpy else map(named, many))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
 

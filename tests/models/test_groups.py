@@ -9,10 +9,11 @@ from scipy import stats
 
 import modicum as mo
 from helpers.refusals import refused
+from modicum.arrays import as_either
 from modicum.kernels.whitening import Warp, Whitening
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.models import Target
-from modicum.models.covariances import correlations, partials_of
+from modicum.models.covariances import correlations, covariance_factor, partials_of
 from modicum.models.multilevel import multilevel
 from modicum.models.priors.distributions import HalfNormal, as_tree
 from modicum.models.priors.exact import Effects
@@ -125,6 +126,19 @@ def test_the_scale_settles_at_its_closed_form(x64):
     settled = term.settle(t, covariance)[20]
     S = np.sum(t[:20] ** 2 + 0.1)
     assert np.exp(2 * settled) == pytest.approx(0.8**2 * (-19 + np.sqrt(19**2 + 4 * S / 0.64)) / 2)
+
+
+@pytest.mark.parametrize("eta", [0.5, 2.0])
+def test_a_covariance_settles_at_its_closed_form(eta, x64):
+    """S / (L - 1), where wide scales and LKJ(1/2) make up for the coordinates; else not."""
+    wide, places = (as_tree(HalfNormal(1e4)),) * 2, (tuple(range(40)), (40, 41), (42,))
+    term, rng = Effects(wide, np.asarray(eta), *places), np.random.default_rng(1)
+    u = np.array([[2.0, 0.0], [0.9, 0.3]]) @ rng.normal(size=(2, 20))
+    t = np.append(u.ravel(), np.zeros(3))
+    own = term.settle(t, ArrowMatrix.of(0.1 * np.eye(43)))[40:]
+    factor = np.asarray(covariance_factor(as_either(own), 2))
+    right = np.allclose(factor @ factor.T, (u @ u.T + 2 * np.eye(2)) / 19, rtol=1e-6)
+    assert right == (eta == 0.5)
 
 
 @pytest.mark.parametrize("ratio", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])

@@ -1,7 +1,10 @@
 """Sums by NumPy equal the compiled ones."""
 
+import warnings
+
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import modicum as mo
@@ -136,3 +139,19 @@ def test_weighted_normal_draws_compile_nothing(name):
     assert post.mean("beta").shape == (len(held.columns),)
     jax.jit(lambda x: x + 1)(1.0)
     assert COMPILED.total > before  # negative control: compilation is counted
+
+
+def test_draws_of_groups_with_slopes_compile_nothing():
+    """Of a family whose derivatives are formulas, from the search for scales to named draws."""
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({"x": rng.normal(size=300), "g": np.arange(300) % 12})
+    table["y"] = rng.random(300) < 1 / (1 + np.exp(-table["x"]))
+    before = COMPILED.total
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # scales near zero, say
+        post = mo.fit(
+            "y ~ x + (1 + x | g)", table, method="laplace", draws=50, random_seed=1,
+            progressbar=False,
+        )  # fmt: skip
+    assert COMPILED.total == before
+    assert post.mean("group_cor").shape == (1,)

@@ -176,7 +176,10 @@ class Whitening(NamedTuple):
         return self.warp is None and self.curves is None
 
     def straighten(self, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Map a chain's coordinates z to whitened coordinates s; return s and the log Jacobian."""
+        """Map a chain's coordinates z to whitened coordinates s; return s and the log Jacobian.
+
+        Where L is a matrix, NumPy arrays (..., d) give NumPy arrays.
+        """
         warp = self.warp
         if self.curves is not None:  # L is then dense, and no entry moves with a scale
             return along_curves(z, self.curves)
@@ -185,10 +188,11 @@ class Whitening(NamedTuple):
         if warp is None:
             return z, jnp.zeros(())
         assert warp.into is not None
-        log_scale = self.factor[warp.scale] @ z  # relative to its anchor
-        away = self.factor[warp.where] @ z
+        log_scale = z @ self.factor[warp.scale].T  # relative to its anchor
+        away = z @ self.factor[warp.where].T
         moved, together, growth = _moved(log_scale, away, self.point[warp.where], warp)
-        return z + warp.into @ jnp.concatenate([moved, -together]), growth
+        both = namespace(z).concatenate([moved, -together], axis=-1)
+        return z + both @ warp.into.T, growth
 
     def _moved_entries(self, away: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Like `straighten`, for an arrow factor; `away` is r - t*, whose entries are moved."""
@@ -227,13 +231,14 @@ def _moved(
 
     `log_scale` is relative to its anchor; `away` and `point` are r - t* and t* of the entries.
     """
-    own_scale = log_scale[warp.term]
-    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * own_scale) - jnp.log1p(warp.ratio)
+    xp, own_scale = namespace(away), log_scale[..., warp.term]
+    tighter = xp.logaddexp(xp.log(warp.ratio), -2 * own_scale) - xp.log1p(warp.ratio)
     growth = -0.5 * tighter
-    common = warp.shared @ away
-    moved = point * jnp.expm1(2 * growth)
-    moved += (away - common[warp.term]) * jnp.expm1(growth)
-    together = common * jnp.expm1(log_scale)
+    common = away @ warp.shared.T
+    moved = point * xp.expm1(2 * growth)
+    moved += (away - common[..., warp.term]) * xp.expm1(growth)
+    together = common * xp.expm1(log_scale)
     # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
-    excess = warp.shared @ jnp.expm1(own_scale - growth)
-    return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(excess))
+    excess = xp.expm1(own_scale - growth) @ warp.shared.T
+    log_volume = xp.sum(growth, axis=-1) + xp.sum(xp.log1p(excess), axis=-1)
+    return moved + together[..., warp.term], together, log_volume

@@ -62,9 +62,9 @@ def log_jacobian_of_factor(x: jax.Array, count: int) -> jax.Array:
 
 
 def correlations(x: jax.Array, count: int) -> jax.Array:
-    """Correlations below the diagonal, row by row, from one vector of numbers."""
-    factor = correlation_factor(jnp.asarray(x), count)
-    return (factor @ factor.T)[np.tril_indices(count, -1)]
+    """Correlations below the diagonal, row by row, along the last axis."""
+    factor = correlation_factor(x, count)
+    return (factor @ factor.swapaxes(-1, -2))[(..., *np.tril_indices(count, -1))]
 
 
 def partials_of(below: jax.Array, count: int) -> jax.Array:

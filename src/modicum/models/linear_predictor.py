@@ -500,7 +500,8 @@ class LinearPredictorModel(CoefficientPriors):
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Name the parameters, with pooled coefficients and hyperparameters apart.
 
-        Extra parameters are reported themselves, rather than on their coordinates.
+        They may have leading axes, and be NumPy's, unless coefficients have constraints. Extra
+        parameters are reported themselves, rather than on their coordinates.
         """
         rest = {name: leaf for name, leaf in theta.items() if name != OWN}
         named = self.split_effects(super().report(rest))
@@ -518,8 +519,8 @@ class LinearPredictorModel(CoefficientPriors):
         parts = self._parts(np.shape(named["beta"])[-1])
         if set(parts) == {"beta"}:
             return named
-        beta = jnp.asarray(named.pop("beta"))
-        return {name: beta[part] for name, part in parts.items()} | named
+        beta = named.pop("beta")
+        return {name: beta[..., part] for name, part in parts.items()} | named
 
     def _parts(self, size: int) -> dict[str, slice]:
         """Where in `beta` each reported parameter is; those without entries are left out."""

@@ -303,8 +303,10 @@ class BaseModel(ABC):
 
 
 def unflattened(layout: Params, t: Array) -> Params:
-    """Return the entries of a flat vector in the layout of some parameters."""
+    """Return the entries of flat vectors (..., d) in the layout of some parameters."""
     leaves, structure = jax.tree.flatten(layout)
     ends = np.cumsum([prod(np.shape(leaf)) for leaf in leaves])
     pairs = zip(np.r_[0, ends[:-1]], ends, leaves, strict=True)
-    return jax.tree.unflatten(structure, [t[a:b].reshape(np.shape(leaf)) for a, b, leaf in pairs])
+    at = t.shape[:-1]
+    parts = [t[..., a:b].reshape((*at, *np.shape(leaf))) for a, b, leaf in pairs]
+    return jax.tree.unflatten(structure, parts)

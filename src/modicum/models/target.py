@@ -324,13 +324,31 @@ class Target:
         places = np.arange(len(point)) if places is None else places
         return self.all_priors.distances(point, self._shaped, places)
 
-    @cached_property
+    @property
     def normal_prior(self) -> NormalPrior | None:
         """The prior where it is normal or flat and NumPy computes the sums; else None."""
-        if not self.on_numpy or self.exact_prior is not None:
+        return None if self.exact_prior is not None else self.quadratic_prior
+
+    @cached_property
+    def quadratic_prior(self) -> NormalPrior | None:
+        """The part of the prior that is normal or flat; None where only compiled code has it.
+
+        It is a function of the entries of `own_entries`.
+        """
+        if not self.on_numpy or self.model.constrained:
             return None
-        distances = self.prior_distances(np.zeros(self.size))
-        return None if distances is None else NormalPrior(*distances)
+        own = self.own_entries
+        distances = self.prior_distances(np.zeros(self.size), own)
+        if distances is None:
+            return None
+        away, slope = distances
+        normal = self.has_normal_prior[own]
+        return NormalPrior(normal * away, normal[:, None] * slope)
+
+    @cached_property
+    def own_entries(self) -> np.ndarray:
+        """Entries of t besides the effects of a factor with too many for dense matrices."""
+        return np.arange(self.size) if self.arrow is None else self.arrow.border
 
     @cached_property
     def has_normal_prior(self) -> np.ndarray:
@@ -361,27 +379,21 @@ class Target:
         shapes = jax.eval_shape(report, np.zeros(self.size))
         return {name: jax.ShapeDtypeStruct(shapes[name].shape, np.float64) for name in named}
 
-    def named_only(self, points: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Report flat vectors without compiling, where `report` only names entries; else None."""
+    @property
+    def reports_on_numpy(self) -> bool:
+        """Whether `reports` compiles nothing: formulas for NumPy name the parameters."""
         model = self.model
-        names_only = type(model).report is LinearPredictorModel.report and not model.extras
-        names_only = names_only and not model.constrained
-        if not names_only or model.has_groups or self.likelihood.size < self.size:
-            return None
-        shaped = zip(self.places.items(), self.shapes, strict=True)
-        return {
-            name: np.ascontiguousarray(points[:, at[0] : at[-1] + 1]).reshape(-1, *shape)
-            for (name, at), shape in shaped
-            if at
-        }
+        return type(model).report is LinearPredictorModel.report and not model.constrained
 
     def report(self, t: Array) -> dict[str, jax.Array]:
         """Name the parameters laid out in `t` the way draws show them."""
         return self.model.report(self.unravel(t))
 
     def reports(self, points: Array) -> dict[str, np.ndarray]:
-        """Report each of the flat vectors in `points`, compiled."""
-        return {name: np.asarray(x) for name, x in _reports(self, points).items()}
+        """Report each of the flat vectors in `points`."""
+        by_numpy = self.reports_on_numpy
+        named = self.report(np.asarray(points)) if by_numpy else _reports(self, points)
+        return {name: np.asarray(named[name]) for name in sorted(named)}
 
 
 def _flat(leaves: list[np.ndarray]) -> np.ndarray:

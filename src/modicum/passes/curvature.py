@@ -20,7 +20,6 @@ from modicum.linalg.arrow import (
     plus,
 )
 from modicum.models import Target
-from modicum.models.priors.exact import ExactPrior
 from modicum.passes.sums import Sums
 from modicum.runtime import Array, for_numpy, jit
 
@@ -66,10 +65,14 @@ def folded_prior(
     With `smooth`, all parts that the search for the mode does not replace by normals.
     """
     smooth = smooth and target.exact_prior is not None and any(target.exact_prior.smooth)
-    layout, plain = target.arrow, target.model.has_predictors
-    if layout is None and target.exact_prior is None and plain:
+    plain = target.model.has_predictors and target.arrow is None and target.exact_prior is None
+    if plain:
         return expanded_prior(target, t)  # the whole prior, already compiled
-    value, gradient, hessian = _folded_prior(target, layout, t, smooth)
+    layout, normal = target.arrow, None if smooth else target.quadratic_prior
+    if normal is None:
+        value, gradient, hessian = _folded_prior(target, layout, t, smooth)
+    else:
+        value, gradient, hessian = normal.expanded(t[target.own_entries])
     if layout is None:
         return value, gradient, hessian
     full_gradient = np.zeros(len(t))  # effects of many levels have a prior that is not quadratic
@@ -87,13 +90,6 @@ def _folded_prior(
     at = jnp.asarray(t)
     own = slice(None) if layout is None else layout.border
     return expansion(lambda x: target.log_folded_prior(at.at[own].set(x), smooth))(at[own])
-
-
-@for_numpy
-@jit()
-def exact_log_priors(exact: ExactPrior, points: Array) -> tuple[jax.Array]:
-    """Return the non-quadratic part of the log-prior at each of `points`."""
-    return (jax.vmap(exact.log_density)(jnp.asarray(points)),)
 
 
 @dataclass(frozen=True)

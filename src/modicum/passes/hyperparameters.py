@@ -18,7 +18,6 @@ from modicum.models.priors.exact import Effects
 from modicum.passes.curvature import (
     Curvature,
     StandInPrior,
-    exact_log_priors,
     folded_prior,
     parameter_name,
 )
@@ -168,8 +167,7 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     _, slope, bent = folded_prior(target, at.point, smooth=True)
     information = -plus(at.B, bent)
     none = ArrowMatrix.of(at.B).diagonal_like(np.zeros(len(at.point)))
-    (logs,) = exact_log_priors(exact, points)
-    logs = logs.copy()
+    logs = exact.log_densities(points)
     for k, t in enumerate(points):
         mean, precision = exact.normal_approximation(t, none, hyperparameters=False)
         pull = (at.A + slope - precision @ (t - mean))[:likelihood_size]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ from modicum.kernels.control_variates import (
 )
 from modicum.kernels.expansion import POWERS, bend, group_proxy, variance_unit
 from modicum.kernels.protocols import Bend, ControlVariate, Proxy
+from modicum.kernels.whitening import Whitening
 from modicum.linalg.arrow import ArrowFactor
 from modicum.methods.method import Chosen, Task, Tuning
 from modicum.models import Target
@@ -157,23 +159,35 @@ DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # draws at which rows are weighted
 DESIGN_DRAWS_AT_KINKS = 64
 
 
+class StudyDraws(NamedTuple):
+    """Draws at which residuals are studied.
+
+    Attributes
+    ----------
+    points
+        The draws, (draws, d).
+    proxy_ratios
+        Log ratio of proxy to normal approximation there; None if the draws come from the normal
+        approximation itself.
+    """
+
+    points: np.ndarray
+    proxy_ratios: np.ndarray | None = None
+
+
 class PilotDraws(NamedTuple):
-    """Approximate posterior draws in whitened coordinates, (draws, d).
+    """Approximate posterior draws in whitened coordinates.
 
     Attributes
     ----------
     weighing
-        Draws at which rows are weighted.
+        Draws at which rows are weighted, (draws, d).
     study
-        Draws at which residuals are studied.
-    proxy_ratios
-        Log ratio of proxy to normal approximation at `study`; None if these draws come from the
-        normal approximation itself.
+        Draws at which residuals are studied, made on the first call: weighted draws need none.
     """
 
     weighing: np.ndarray
-    study: np.ndarray
-    proxy_ratios: np.ndarray | None = None
+    study: Callable[[], StudyDraws]
 
 
 def pilot_draws(
@@ -196,7 +210,7 @@ def pilot_draws(
         rng = generator(seed, Stream.PILOT_DRAWS)
         draws = _resampled(control_variate, proxy, centre, rng, CANDIDATES, RESAMPLED, least=0)
         assert draws is not None
-        return draws._replace(weighing=draws.study[:DESIGN_DRAWS_OF_GROUPS])
+        return PilotDraws(draws.points[:DESIGN_DRAWS_OF_GROUPS], lambda: draws)
     size, linear = len(centre), control_variate.target.in_one_predictor
     number = DRAWS if linear else OTHER_DRAWS
     weighing = centre[None]
@@ -204,14 +218,17 @@ def pilot_draws(
         count = DESIGN_DRAWS_AT_KINKS if has_kinks else DESIGN_DRAWS
         rng = generator(SHARED, Stream.PILOT_DRAWS)
         weighing = weighing + rng.standard_normal((count, size))
-    rng = generator(SHARED, Stream.STUDY_DRAWS)
-    if proxy.where.warp is not None:
-        draws = _resampled(
-            control_variate, proxy, centre, rng, EXPLICIT_CANDIDATES, number, least=number
-        )
-        if draws is not None:
-            return draws._replace(weighing=weighing)
-    return PilotDraws(weighing, centre + rng.standard_normal((number, size)))
+
+    @cache
+    def study() -> StudyDraws:
+        rng, draws = generator(SHARED, Stream.STUDY_DRAWS), None
+        if proxy.where.warp is not None:
+            draws = _resampled(
+                control_variate, proxy, centre, rng, EXPLICIT_CANDIDATES, number, least=number
+            )
+        return draws or StudyDraws(centre + rng.standard_normal((number, size)))
+
+    return PilotDraws(weighing, study)
 
 
 def _resampled(
@@ -222,7 +239,7 @@ def _resampled(
     candidates: int,
     count: int,
     least: int,
-) -> PilotDraws | None:
+) -> StudyDraws | None:
     """Draw from the posterior that the proxy implies, by importance resampling.
 
     None if the effective number of candidates is below `least`.
@@ -236,7 +253,7 @@ def _resampled(
     if 1 / np.sum(weights**2) < least:
         return None
     chosen = rng.choice(candidates, count, p=weights)
-    return PilotDraws(draws[chosen], draws[chosen], ratios[chosen])
+    return StudyDraws(draws[chosen], ratios[chosen])
 
 
 @jit(static=0)
@@ -340,7 +357,10 @@ class AnchoredProxy:
         """Return draws as control variates need them, with effects in absolute units."""
         if self.proxy.where.warp is None and not self.arrow:
             return draws
-        return np.asarray(straightened(self.proxy, draws))
+        if self.arrow:
+            return np.asarray(straightened(self.proxy, draws))
+        where: Whitening = jax.tree.map(np.asarray, self.proxy.where)
+        return np.asarray(where.straighten(as_either(draws))[0])
 
     def log_ratio(self, z: np.ndarray) -> np.ndarray:
         """Return the log ratio of proxy to normal approximation at whitened points."""

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, namespace
+from modicum.arrays import HALF_LOG_2PI, as_either, is_numpy, namespace
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
 from modicum.models.constraints import Entries, Interval, simplex
 from modicum.models.covariances import covariance_factor, unnormalized_lkj
@@ -98,11 +98,11 @@ class ExactPrior:
         terms = (term for term in self.terms if term.smooth or not smooth_only)
         return sum((term.log_density(t) for term in terms), namespace(t).zeros(()))
 
-    def log_densities(self, t: np.ndarray) -> np.ndarray | None:
-        """Log-densities at points (S, d) by NumPy; None if only compiled code has them."""
-        if not all(term.on_numpy for term in self.terms):
-            return None
-        return np.asarray(self.log_density(as_either(t)))
+    def log_densities(self, t: np.ndarray) -> np.ndarray:
+        """Log-densities at points (S, d), by NumPy where it has all formulas."""
+        if all(term.on_numpy for term in self.terms):
+            return np.asarray(self.log_density(as_either(t)))
+        return np.array(_log_densities(self, t))
 
     @property
     def smooth(self) -> tuple[bool, ...]:
@@ -143,6 +143,11 @@ class ExactPrior:
             mean[where] = centre
             precision.add_normal(where, inverse)
         return mean, precision.plain
+
+
+@jit()
+def _log_densities(prior: ExactPrior, t: Array) -> jax.Array:
+    return jax.vmap(prior.log_density)(jnp.asarray(t))
 
 
 @_tree("prior", "log_mass")
@@ -290,7 +295,11 @@ def _log_density_of_tau(prior: ShrunkPrior, log_tau: Array, square: Array) -> ja
     return jax.lax.map(at_log_tau, jnp.asarray(log_tau))
 
 
-NEWTON_STEPS = 30
+NEWTON_STEPS, LONGEST = 30, 0.7  # most steps, and the longest in any hyperparameter
+STILL = 1e-8  # longest of the last step
+NUDGE = 3e-3  # between points of finite differences in hyperparameters, whose error is 10^-10
+AROUND = np.array([-2.0, -1.0, 1.0, 2.0])  # these points, and their weights for two derivatives
+FIRST, SECOND = np.array([1, -8, 8, -1]) / 12, np.array([-1, 16, 16, -1]) / 12
 LEAST_PRECISION = 1.0  # least precision assumed for the posterior of a sampled log scale
 LEAST_SHARE = 0.05  # least share of the information that observed effects would give
 
@@ -368,14 +377,39 @@ class Effects(ExactTerm):
         u = t[where]
         return u @ u.T, covariance.sum_over_levels(where)
 
+    def _bent(self, hyper: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the gradient and the Hessian of E log p(u, Sigma) in the hyperparameters.
+
+        `second` is E sum u u'. Off its diagonal, the Hessian is minus the Fisher information.
+        """
+        number = len(hyper)
+        nudges = (NUDGE * AROUND[:, None, None] * np.eye(number)).reshape(-1, number)
+        points = hyper + np.concatenate([np.zeros((1, number)), nudges])
+        inverse, half_log_det = self.precision_given(points)
+        logs = self.levels * half_log_det - np.sum(inverse * second, axis=(1, 2)) / 2
+        logs += self.log_hyper(points)
+        rises = (logs[1:] - logs[0]).reshape(-1, number)
+        factors = np.asarray(covariance_factor(as_either(points), self.count))
+        slopes = np.tensordot(FIRST, factors[1:].reshape(len(AROUND), number, -1), 1) / NUDGE
+        # the derivatives of the covariance, with the factor's inverse on both sides
+        half = np.linalg.solve(factors[0], slopes.reshape(number, *factors.shape[1:]))
+        moved = (half + half.swapaxes(1, 2)).reshape(number, -1)
+        hessian = -self.levels / 2 * (moved @ moved.T)
+        np.fill_diagonal(hessian, SECOND @ rises / NUDGE**2)
+        return FIRST @ rises / NUDGE, hessian
+
     def settle(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         """Set Sigma to the mode of E log p(u, Sigma); tau^2 = S / (L - 1) with a flat prior."""
         uu, V = self._second_moments(t, covariance)
-        settled = t.copy()
-        where = self.hyperparameters
-        about = (self.levels, t[where], uu + V, self.scales, self.eta)
-        mode, _ = _hyper_mode(*about, NEWTON_STEPS)
-        settled[where] = np.asarray(mode)
+        settled, hyper = t.copy(), t[self.hyperparameters]
+        for _ in range(NEWTON_STEPS):
+            gradient, hessian = self._bent(hyper, uu + V)
+            values, vectors = np.linalg.eigh(-hessian)
+            uphill = vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), 0.1))
+            hyper = hyper + np.clip(uphill, -LONGEST, LONGEST)
+            if np.abs(uphill).max() < STILL:
+                break
+        settled[self.hyperparameters] = hyper
         return settled
 
     def normal_approximations(
@@ -392,10 +426,9 @@ class Effects(ExactTerm):
         if not hyperparameters:
             return [effects]
         uu, V = self._second_moments(t, covariance)
-        about = (self.levels, t[places], uu + V, self.scales, self.eta)
-        curvature = np.asarray(_hyper_mode(*about, 0)[1])
+        curvature = -np.diag(self._bent(t[places], uu + V)[1])
         share = 1 - np.sum(inverse * V) / (self.levels * self.count)
-        precisions = np.maximum(np.diag(curvature) * max(share, LEAST_SHARE), LEAST_PRECISION)
+        precisions = np.maximum(curvature * max(share, LEAST_SHARE), LEAST_PRECISION)
         return [effects, NormalApproximation(places, t[places], precisions)]
 
     def informed(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
@@ -427,30 +460,3 @@ def log_hyper_density(scales: tuple[Prior, ...], eta: Array, hyper: jax.Array) -
     if hyper.shape[-1] > count:
         total = total + unnormalized_lkj(hyper[..., count:], count, xp.asarray(eta))
     return total
-
-
-@jit()
-def _hyper_mode(
-    levels: Array | int,
-    start: Array,
-    second: Array,
-    scales: tuple[Prior, ...],
-    eta: Array,
-    steps: Array | int,
-) -> tuple[jax.Array, jax.Array]:
-    """Maximize E log p(u, Sigma) given second moments; return the mode and minus the Hessian."""
-
-    def expected(hyper: jax.Array) -> jax.Array:
-        lower = covariance_factor(hyper, len(scales))
-        half = _solve(lower, _solve(lower, jnp.asarray(second)).T)
-        of_effects = -0.5 * jnp.trace(half) - levels * jnp.sum(jnp.log(jnp.diag(lower)))
-        return of_effects + log_hyper_density(scales, eta, hyper)
-
-    def newton(_: int, hyper: jax.Array) -> jax.Array:
-        gradient, hessian = expansion(expected)(hyper)[1:]
-        values, vectors = jnp.linalg.eigh(-hessian)
-        uphill = vectors @ ((vectors.T @ gradient) / jnp.maximum(jnp.abs(values), 0.1))
-        return hyper + jnp.clip(uphill, -0.7, 0.7)
-
-    mode = jax.lax.fori_loop(0, steps, newton, jnp.asarray(start))
-    return mode, -jax.hessian(expected)(mode)

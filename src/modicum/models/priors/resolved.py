@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from modicum.arrays import as_either
+from modicum.arrays import as_either, namespace
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.models.constraints import Constraint, Entries, Interval, monotonic_steps, simplex
 from modicum.models.covariances import (
@@ -365,7 +365,7 @@ class ModelPriors:
         first, second = 0, 0
         for group in self.pooled:
             ends = first + len(group.sds), second + group.partials
-            yield group, sds[first : ends[0]], partials[second : ends[1]]
+            yield group, sds[..., first : ends[0]], partials[..., second : ends[1]]
             first, second = ends
 
     # Draws -----------------------------------------------------------------------------------
@@ -458,13 +458,14 @@ class ModelPriors:
         if PARTIAL in own:
             named["group_cor"] = self._correlated(own[PARTIAL], correlations)
         if LOG_SD in own:
-            sds = jnp.exp(own[LOG_SD])
-            named |= {kind: sds[places] for kind, places in self._sd_places.items()}
+            sds = namespace(own[LOG_SD]).exp(own[LOG_SD])
+            named |= {kind: sds[..., places] for kind, places in self._sd_places.items()}
         if HORSESHOE in own:
-            names, scale = np.array(self._shrunk_names), jnp.exp(own[HORSESHOE])
+            scale = namespace(own[HORSESHOE]).exp(own[HORSESHOE])
+            names = np.array(self._shrunk_names)
             for name in dict.fromkeys(self._shrunk_names):
-                alike = scale[np.flatnonzero(names == name)]
-                named[name] = alike[0] if len(alike) == 1 else alike
+                alike = scale[..., np.flatnonzero(names == name)]
+                named[name] = alike[..., 0] if alike.shape[-1] == 1 else alike
         return named
 
     def _correlated(
@@ -472,7 +473,9 @@ class ModelPriors:
     ) -> jax.Array:
         """Apply a function to the part of `values` of each group that has correlations."""
         parts = self._by_group(values, values)
-        return jnp.concatenate([function(x, len(g.sds)) for g, _, x in parts if g.partials])
+        each = [function(x, len(g.sds)) for g, _, x in parts if g.partials]
+        joined: jax.Array = namespace(values).concatenate(each, axis=-1)
+        return joined
 
     def effect_factors(self, own: Theta) -> list[jax.Array]:
         """Cholesky factor of the covariance of each group term's effects."""
