@@ -203,12 +203,12 @@ def test_a_killed_ingest_resumes_where_it_was(frame, tmp_path, monkeypatch):
     script = textwrap.dedent(f"""
         import os, modicum.rows.writing as writing
         from modicum.rows import ingest
-        write = writing.Journal.write
-        def killed(self, shards):
-            write(self, shards)
-            if len(shards) == 9:
+        record = writing.ShardWriter.record
+        def killed(self, identity):
+            record(self, identity)
+            if len(self.shards) == 9:
                 os.kill(os.getpid(), 9)
-        writing.Journal.write = killed
+        writing.ShardWriter.record = killed
         ingest({str(folder)!r}, {str(tmp_path / "s")!r}, outcome="y", shard_rows=200,
                progressbar=False)
     """)
@@ -241,19 +241,20 @@ def test_what_changed_since_is_read_anew(frame, tmp_path, monkeypatch):
     class Stopped(KeyboardInterrupt):
         pass
 
-    write = mo.rows.writing.Journal.write
+    record = mo.rows.writing.ShardWriter.record
 
-    def stopped(self, shards):
-        write(self, shards)
-        if len(shards) == 5:
+    def stopped(self, identity):
+        record(self, identity)
+        if len(self.shards) == 5:
             raise Stopped
 
-    monkeypatch.setattr(mo.rows.writing.Journal, "write", stopped)
+    monkeypatch.setattr(mo.rows.writing.ShardWriter, "record", stopped)
     with pytest.raises(Stopped):
         ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET)
-    (unfinished,) = tmp_path.glob(".s.ingest-*")
-    monkeypatch.setattr(mo.rows.writing.Journal, "write", write)
+    unfinished, _ = sorted(tmp_path.glob(".s.ingest-*"))  # and its lock
+    monkeypatch.setattr(mo.rows.writing.ShardWriter, "record", record)
     other = frame_of(seed=2)
     pq.write_table(pa.Table.from_pandas(other), tmp_path / "one.parquet")
     same(ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET), other)
     assert not unfinished.exists()
+    assert not list(tmp_path.glob(".s.ingest-*"))

@@ -26,9 +26,9 @@ from modicum.rows.description import Description
 from modicum.rows.lake import LakeError, file_system, with_retries
 from modicum.rows.store import (
     DESCRIPTION,
-    JOURNAL,
     MOST_DESCRIPTION_BYTES,
     SHARD_NAME,
+    UNFINISHED,
     Folder,
     Shard,
     ShardedBackend,
@@ -112,13 +112,6 @@ class Bucket(Folder):
 
         return self._call(shard.file, once)
 
-    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
-        """Yield the packed rows of a shard, some at a time."""
-        remote = RemoteShard(self, shard, description)
-        step = max(1, PIECE // description.row_bytes)
-        for start in range(0, shard.rows, step):
-            yield remote.between(start, min(start + step, shard.rows))
-
     def _call(self, name: str, call: Callable[[], T]) -> T:
         try:
             return with_retries(call)
@@ -161,7 +154,7 @@ class Bucket(Folder):
         """Refuse a folder of other files or a store not to be replaced; return the file names."""
         names = self.names()
         for name in names:
-            if name not in (DESCRIPTION, JOURNAL) and not SHARD_NAME.fullmatch(name):
+            if name not in (DESCRIPTION, UNFINISHED) and not SHARD_NAME.fullmatch(name):
                 raise SettingError(
                     f"{self.called} holds {name}, which is not part of a row store: choose another "
                     "name for the store."
@@ -240,13 +233,13 @@ class RemoteShard:
 class RemoteBackend(ShardedBackend):
     """Fields of shards on object storage; safe to read from many threads."""
 
-    def __init__(self, uri: str, verify: bool = False) -> None:
+    def __init__(self, uri: str, verify: bool = False, name: str = DESCRIPTION) -> None:
         bucket = Bucket(uri)
-        super().__init__(bucket)
+        super().__init__(bucket, name)
         self.folder, self._pool = uri, ThreadPoolExecutor(REQUESTS)
         self._files = list(
             self._pool.map(
-                lambda shard: RemoteShard(bucket, shard, self.description, verify), self._shards
+                lambda shard: RemoteShard(bucket, shard, self.description, verify), self.shards
             )
         )
 

@@ -128,7 +128,7 @@ def ingest(
         table = open_table(source, encoding, [name for name in names if isinstance(name, str)])
         # With weights, an ingest starts over: their check needs the weights of all rows.
         if weight is None:
-            identity = identity_of(table, choice, dtype, encoding)
+            identity = identity_of(table, choice, dtype, encoding, shard_rows)
         rows = columns_of(table, choice, dtype)
     return write_store(rows, store, overwrite, progressbar, shard_rows, sort_by, identity)
 

@@ -31,12 +31,11 @@ from modicum.rows.description import Description
 from modicum.rows.memory import Backend
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
-JOURNAL = "progress.json"  # of an unfinished store: see `modicum.rows.writing`
+UNFINISHED = "progress.json"  # describes the shards of a store that is being written
 NUMBERS, RECORDS = 1, 2  # versions: rows of one type; records of several types, with codes
 MOST_DESCRIPTION_BYTES = 1 << 28  # no valid description is larger, however many levels it has
 SHARD_NAME = re.compile(r"rows-[0-9]{5,9}[.]npy")
 SHARD_BYTES = 1 << 30
-BLOCK_ROWS = 1 << 16  # rows of a complete shard read at a time when an ingest resumes
 END_BYTES = 1 << 16  # bytes at either end of a shard that the quick check reads
 AGAIN = "ingest the source again"
 REASONS: dict[type[Exception], str] = {  # why rows.json cannot be read at all
@@ -95,9 +94,9 @@ class StoreDescription:
         return json.dumps(entries, indent=1)
 
     @classmethod
-    def read(cls, folder: Folder) -> StoreDescription:
+    def read(cls, folder: Folder, name: str = DESCRIPTION) -> StoreDescription:
         """Read ``rows.json``; refuse anything but a complete description of a store."""
-        entries = read_entries(folder)
+        entries = read_entries(folder, name)
         if entries.get("version") not in (NUMBERS, RECORDS):
             version = str(entries.get("version"))[:40]
             raise DataError(
@@ -116,10 +115,10 @@ class StoreDescription:
             raise _damaged(folder, error) from None
 
 
-def read_entries(folder: Folder) -> dict[str, object]:
+def read_entries(folder: Folder, name: str = DESCRIPTION) -> dict[str, object]:
     """Return the entries of ``rows.json``; refuse a file that Modicum has not written."""
     try:
-        entries = json.loads(folder.load(DESCRIPTION).decode("utf-8"))
+        entries = json.loads(folder.load(name).decode("utf-8"))
         if not isinstance(entries, dict) or entries.get("format") != FORMAT:
             raise ValueError(f"it does not say that its format is {FORMAT}")
         return entries
@@ -180,13 +179,6 @@ class Folder:
                 size = os.fstat(file.fileno()).st_size
                 return check_file(file, size, self.called, shard, description, verify)
 
-    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
-        """Yield the packed rows of a shard, some at a time."""
-        self.check(shard, description)
-        matrix = np.load(self.local / shard.file, mmap_mode="r")
-        for start in range(0, shard.rows, BLOCK_ROWS):
-            yield matrix[start : start + BLOCK_ROWS]
-
     def names(self) -> list[str]:
         """Names of the files in the folder."""
         return os.listdir(self.local)
@@ -217,7 +209,8 @@ class Folder:
         self.save(DESCRIPTION, description.text().encode())
         current = {DESCRIPTION, *(shard.file for shard in description.shards)}
         for name in self.names():
-            if name not in current and (name.startswith(JOURNAL) or SHARD_NAME.fullmatch(name)):
+            is_ours = name.startswith(UNFINISHED) or SHARD_NAME.fullmatch(name)
+            if name not in current and is_ours:
                 self.remove(name)
 
 
@@ -366,11 +359,11 @@ class MappedShards:
 class ShardedBackend(Backend):
     """Fields as columns of shards, wherever these are."""
 
-    def __init__(self, folder: Folder) -> None:
-        stored = StoreDescription.read(folder)
+    def __init__(self, folder: Folder, name: str) -> None:
+        stored = StoreDescription.read(folder, name)
         self.description, self.fingerprint = stored.rows, stored.fingerprint
         self.where = f"in {folder.called}"
-        self._shards = stored.shards
+        self.shards = stored.shards
         self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
 
     @abstractmethod
@@ -402,11 +395,11 @@ class StoreBackend(ShardedBackend):
     store does not fill the process's memory.
     """
 
-    def __init__(self, folder: Path, verify: bool = False) -> None:
-        super().__init__(Folder(folder))
+    def __init__(self, folder: Path, verify: bool = False, name: str = DESCRIPTION) -> None:
+        super().__init__(Folder(folder), name)
         self.folder, about = folder, self.description
-        begins = [Folder(folder).check(shard, about, verify) for shard in self._shards]
-        where, sweep = (folder, self._shards, begins, about), HELD_BYTES // about.row_bytes
+        begins = [Folder(folder).check(shard, about, verify) for shard in self.shards]
+        where, sweep = (folder, self.shards, begins, about), HELD_BYTES // about.row_bytes
         self._scattered = MappedShards(*where, RANDOM, HELD_SCATTERED // AROUND)
         self._swept = MappedShards(*where, SEQUENTIAL, sweep)
 

@@ -1,6 +1,6 @@
 """Writing a store: shards of packed rows, in a folder that appears complete or not at all.
 
-A journal lists the complete shards, so that an ingest that was killed resumes after them.
+Its complete shards are a store under another name, from which an ingest that was killed goes on.
 
 Rows may be sorted by one field, which is an external sort: in runs that fit in memory, one file per
 run. The runs are then merged one range of values at a time: the rows of a range are contiguous in
@@ -14,45 +14,43 @@ import ctypes
 import errno
 import glob
 import hashlib
-import json
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.files import mapping, place_name, restored
+from modicum.files import Lock, place_name
 from modicum.progress import Progressbar, phase
 from modicum.rows.coding import Array
 from modicum.rows.description import Description, RunningFingerprint
 from modicum.rows.lake import LakeError, is_remote, local_path
 from modicum.rows.memory import RowStream
-from modicum.rows.object_storage import Bucket
+from modicum.rows.object_storage import Bucket, RemoteBackend
 from modicum.rows.rows import Rows
 from modicum.rows.store import (
     DESCRIPTION,
-    JOURNAL,
     SHARD_BYTES,
     SHARD_NAME,
-    SHARDS,
+    UNFINISHED,
     Folder,
     Shard,
+    ShardedBackend,
+    StoreBackend,
     StoreDescription,
     ends_of,
     npy_header,
     read_entries,
 )
 
-try:
-    import fcntl
-except ImportError:  # not POSIX
-    fcntl = None  # type: ignore[assignment]
+LOCK = ".lock"  # ends the name of the file that says that a folder is being written
+READ_ROWS = 1 << 16  # rows of complete shards read at a time
 
 
 def write_store(
@@ -68,21 +66,23 @@ def write_store(
 
     With the `identity` of the data and settings, a call continues an earlier one that was killed.
     """
-    resumable = sort_by is None and identity is not None
-    identity = f"{identity} {shard_rows}" if resumable else None
     about, called = rows.description, place_name(store)
+    if sort_by is not None:
+        identity = None
     fingerprint = RunningFingerprint(about)
     with _staged(store, overwrite, identity) as folder:
-        journal = Journal(folder, about, identity)
-        writer = ShardWriter(folder, about, shard_rows, journal)
+        begun = None if identity is None else _begun(store, folder, about, identity)
+        writer = ShardWriter(folder, about, shard_rows, identity, begun)
         blocks: Iterable[Array] = map(about.pack, rows.chunks(writer.rows))
         if sort_by is not None:
             blocks = sorted_blocks(about, blocks, sort_by, folder.local)
         title = f"ingest {PurePath(called).name}"
         with contextlib.closing(writer), phase(title, rows.total, progressbar, "rows") as reading:
-            for block in journal.blocks():  # rows that an earlier, killed call has written
+            for chunk in () if begun is None else begun.chunks(READ_ROWS):
+                block = about.pack(chunk)
                 fingerprint.update(block)
                 reading.advance(len(block))
+            del begun  # before its folder is renamed
             for block in blocks:
                 with writable_store(called):
                     writer.write(block)
@@ -113,51 +113,20 @@ def _staged(
     return staged(place, overwrite, identity)
 
 
-class Journal:
-    """The list of complete shards of an unfinished store, from which a killed ingest resumes.
-
-    Parameters
-    ----------
-    folder
-        Folder of the unfinished store.
-    description
-        Description of its rows.
-    identity
-        Identity of the data and settings; a journal with another identity is ignored. None keeps
-        no journal.
-    """
-
-    def __init__(self, folder: Folder, description: Description, identity: str | None) -> None:
-        self._folder, self._about, self._kept = folder, description, identity is not None
-        self._identity = hashlib.sha256(
-            json.dumps([identity, description.to_json() | {"rows": 0}]).encode()
-        ).hexdigest()
-        self.shards = self._read() if self._kept else ()
-
-    def _read(self) -> tuple[Shard, ...]:
-        try:
-            saved = mapping(json.loads(self._folder.load(JOURNAL)))
-            if saved["identity"] != self._identity:
-                return ()
-            # The last shard is written again, so that there is always a row left to write.
-            shards = restored(SHARDS, saved["shards"])[:-1]
-            for shard in shards:
-                self._folder.check(shard, self._about, verify=True)
-        except (OSError, ValueError, TypeError, KeyError, DataError):  # start over
-            return ()
-        return shards
-
-    def write(self, shards: list[Shard]) -> None:
-        """Record that these shards are complete."""
-        if not self._kept:
-            return
-        entries = {"identity": self._identity, "shards": [asdict(shard) for shard in shards]}
-        self._folder.save(JOURNAL, json.dumps(entries).encode())
-
-    def blocks(self) -> Iterator[Array]:
-        """Yield the packed rows of the complete shards."""
-        for shard in self.shards:
-            yield from self._folder.blocks(shard, self._about)
+def _begun(
+    store: str | os.PathLike[str], folder: Folder, about: Description, identity: str
+) -> ShardedBackend | None:
+    """Return what an earlier, killed call has written, if there is any, as the store that it is."""
+    begun: ShardedBackend
+    try:
+        if is_remote(store):
+            begun = RemoteBackend(str(store), verify=True, name=UNFINISHED)
+        else:
+            begun = StoreBackend(folder.local, verify=True, name=UNFINISHED)
+    except DataError:
+        return None
+    alike = replace(begun.description, n=about.n) == about
+    return begun if alike and begun.fingerprint == identity else None
 
 
 class ShardWriter:
@@ -168,13 +137,14 @@ class ShardWriter:
         folder: Folder,
         description: Description,
         shard_rows: int | None,
-        journal: Journal,
+        identity: str | None = None,
+        begun: ShardedBackend | None = None,
     ) -> None:
         self._folder, self._about = folder, description
         self._shard_rows = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
         self._file: BinaryIO | None = None
-        self._journal = journal
-        self.shards = list(journal.shards)
+        self._identity = identity
+        self.shards = [] if begun is None else list(begun.shards)
         self.rows = sum(shard.rows for shard in self.shards)
 
     def write(self, block: Array) -> None:
@@ -224,8 +194,16 @@ class ShardWriter:
         self._folder.send(self._name)
         shard = Shard(self._name, self._filled, size, self._digest.hexdigest(), ends)
         self.shards.append(shard)
-        if self._filled == self._shard_rows:
-            self._journal.write(self.shards)
+        if self._identity is not None:
+            self.record(self._identity)
+
+    def record(self, identity: str) -> None:
+        """List the complete shards but the last, so that there is always a row left to write."""
+        done = tuple(self.shards[:-1])
+        if done:
+            about = replace(self._about, n=sum(shard.rows for shard in done))
+            text = StoreDescription(about, done, identity).text()
+            self._folder.save(UNFINISHED, text.encode())
 
 
 @contextlib.contextmanager
@@ -241,10 +219,8 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
         refuse_existing(store, overwrite)
         store.parent.mkdir(parents=True, exist_ok=True)
         _clean(store, keep=folder)
+        lock = Lock(folder.with_name(f"{folder.name}{LOCK}"), f"'{store}'")
         folder.mkdir(exist_ok=identity is not None)
-    lock = _lock(folder)  # held until the end; the system releases it if the process dies
-    if lock is None and identity is not None and fcntl is not None:
-        raise SettingError(f"{store} is being written by another process: wait for it.")
     stays = False
     try:
         yield Folder(folder)
@@ -258,8 +234,8 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
     finally:
         if not stays:
             shutil.rmtree(folder, ignore_errors=True)  # it may hold the replaced store
-        if lock is not None:
-            os.close(lock)
+            lock.remove()
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -296,28 +272,15 @@ def refuse_existing(store: Path, overwrite: bool) -> None:
             )
 
 
-def _lock(folder: Path) -> int | None:
-    if fcntl is None:  # not POSIX: stale folders stay until the user removes them
-        return None
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except OSError:
-            os.close(descriptor)
-    return None
-
-
 def _clean(store: Path, keep: Path) -> None:
     """Remove folders left by killed ingests of the same store, which nobody locks any more."""
-    for folder in store.parent.glob(f".{glob.escape(store.name)}.ingest-*"):
-        if folder == keep:
-            continue
-        lock = _lock(folder)
-        if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+    for left in store.parent.glob(f".{glob.escape(store.name)}.ingest-*{LOCK}"):
+        folder = left.with_name(left.name.removesuffix(LOCK))
+        if folder != keep:
+            with contextlib.suppress(SettingError):  # its ingest is under way
+                lock = Lock(left, f"'{store}'")
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.remove()
 
 
 def _replace(folder: Path, store: Path, overwrite: bool) -> None:
