@@ -77,7 +77,7 @@ def posterior_of(
     for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
         if "rows_touched" in stats:
             task.ledger.add(purpose, _rows_touched(stats), "gradient")
-    outcome = run.method.finish(task, plan, history)
+    outcome = plan.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
     apart = any(doubt.code == "modes-apart" for doubt in outcome.warnings)

@@ -9,7 +9,7 @@ import pytest
 
 import modicum as mo
 from helpers.expansion import Expansion
-from helpers.interrupted import planned
+from helpers.interrupted import planned, task_of
 from helpers.pilots import small_pilots
 from helpers.targets import logistic_rows
 from modicum.kernels.control_variates import LinearTaylor
@@ -39,16 +39,23 @@ def separated_rows(n=4_000, level=300):
     return mo.Rows(x=x, y=y * 1.0)
 
 
+METHOD = mo.SignedHMCECS(**BY_HAND, expert=mo.ECSExpert(levels=False))
+
+
 @pytest.fixture(scope="module")
-def plan():
-    method = mo.SignedHMCECS(**BY_HAND, expert=mo.ECSExpert(levels=False))
+def examined():
     with small_pilots():
-        return planned(mo.models.Logistic(prior_scale=3.0), separated_rows(), method)[0]
+        return METHOD.examine(task_of(mo.models.Logistic(prior_scale=3.0), separated_rows()))
 
 
 @pytest.fixture(scope="module")
-def study(plan):
-    return plan.memo
+def plan(examined):
+    return METHOD.compose(examined)
+
+
+@pytest.fixture(scope="module")
+def study(examined):
+    return examined.study
 
 
 def test_a_few_rows_follow_the_difference(study, x64):

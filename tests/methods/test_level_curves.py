@@ -12,7 +12,7 @@ from scipy.interpolate import CubicHermiteSpline
 from scipy.signal import find_peaks
 
 import modicum as mo
-from helpers.interrupted import planned
+from helpers.interrupted import task_of
 from helpers.targets import sums_of
 from modicum.kernels.control_variates import (
     cached_rows,
@@ -63,7 +63,7 @@ PLANS = {
 
 @pytest.fixture(scope="module", params=PLANS)
 def study(request):
-    return planned(*PLANS[request.param](), mo.HMCECS())[0].memo.about
+    return mo.HMCECS().examine(task_of(*PLANS[request.param]())).study.about
 
 
 def all_rows(study):
@@ -215,19 +215,19 @@ def test_cubics_over_posterior_sds_were_wrong(x64):
 def test_fewer_rows_are_needed():
     model, rows = PLANS["logistic"]()
     with_, without = (
-        planned(model, rows, mo.HMCECS(expert=mo.ECSExpert(levels=levels), certainty=0))[0]
+        mo.HMCECS(expert=mo.ECSExpert(levels=levels), certainty=0)
+        .examine(task_of(model, rows))
+        .study
         for levels in (True, False)
     )
-    assert (
-        with_.memo.pilot_with(0).variance.mean() < 0.2 * without.memo.pilot_with(0).variance.mean()
-    )
-    assert with_.tuning["levels"]["value"] == len(with_.memo.about.proxy.levels.lines)
-    assert without.memo.about.proxy.levels is None
-    assert "levels" not in without.tuning
+    assert with_.pilot_with(0).variance.mean() < 0.2 * without.pilot_with(0).variance.mean()
+    assert with_.about.tuning["levels"]["value"] == len(with_.about.proxy.levels.lines)
+    assert without.about.proxy.levels is None
+    assert "levels" not in without.about.tuning
 
 
 @pytest.mark.parametrize("settings", [{"design": "uniform"}, {"order": 1}])
 def test_published_methods_stay_as_they_are(settings):
     model, rows = PLANS["logistic"]()
-    study = planned(model, rows, mo.HMCECS(subsample=200, **settings))[0].memo
+    study = mo.HMCECS(subsample=200, **settings).examine(task_of(model, rows)).study
     assert study.about.proxy.levels is None

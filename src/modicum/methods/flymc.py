@@ -262,6 +262,7 @@ class FlyMC(Method):
             floats_per_iteration=tried * (2 * task.floats_per_row + task.target.size + 4),
             tuning=self._explain(lights, n, rate, capacity),
             notes=[*anchor.notes, *self._look_ahead(lights, n, rate, steps)],
+            finish=partial(self._finish, capacity),
         )
 
     def _rate(self, bright: float, n: int, steps: int) -> float:
@@ -308,8 +309,7 @@ class FlyMC(Method):
             share=share,
         )
 
-    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+    def _finish(self, capacity: int, task: Task, plan: Plan, history: History) -> Outcome:
         """Record what moves on all rows would have cost, and check the run."""
         account(task, plan, history, self.step_size, self.accept)
-        assert isinstance(plan.kernel, FlyKernel)
-        return Outcome(warnings=look_back(plan.kernel.capacity, history), target_accept=self.accept)
+        return Outcome(warnings=look_back(capacity, history), target_accept=self.accept)

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Annotated, ClassVar, Literal
 
@@ -196,7 +197,7 @@ class _FullData(Method):
         posterior.
         """
         log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
-        n = len(task.rows)
+        n, accept = len(task.rows), self._accept(warp)
         held = "in memory" if log_posterior.source is None else "on disk"
         evaluations = n * longer * self.gradients(task.target.size)
         work = f"{self.name.upper()} on all {n:,} rows"
@@ -205,7 +206,7 @@ class _FullData(Method):
             FullDataKernel(
                 log_posterior,
                 self.move(),
-                self._accept(warp),
+                accept,
                 first_step=first_step,
                 dense=(metric or self.metric) == "dense",
             ),
@@ -220,18 +221,18 @@ class _FullData(Method):
             start_rows=n,
             tuning={"rows held": held} | tuning | ({} if metric is None else {"metric": metric}),
             notes=[*notes, *slow],
+            finish=partial(_finish, accept),
         )
 
-    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Warn if chains that started at several modes stayed where they began."""
-        modes = plan.anchor.modes
-        assert isinstance(plan.kernel, FullDataKernel)
-        accept = plan.kernel.target_accept
-        if modes is None or len(modes) < 2 or task.chains < 2:
-            return Outcome(target_accept=accept)
-        at = plan.anchor.point + history.position @ np.asarray(plan.anchor.factor).T
-        apart = [_apart(modes, task.chains)] if modes.apart(at) else []
-        return Outcome(target_accept=accept, warnings=apart)
+
+def _finish(accept: float, task: Task, plan: Plan, history: History) -> Outcome:
+    """Warn if chains that started at several modes stayed where they began."""
+    modes = plan.anchor.modes
+    if modes is None or len(modes) < 2 or task.chains < 2:
+        return Outcome(target_accept=accept)
+    at = plan.anchor.point + history.position @ np.asarray(plan.anchor.factor).T
+    apart = [_apart(modes, task.chains)] if modes.apart(at) else []
+    return Outcome(target_accept=accept, warnings=apart)
 
 
 def _misleads(task: Task, anchor: Anchor) -> bool:

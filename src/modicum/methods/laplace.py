@@ -559,7 +559,7 @@ class Laplace(Method):
             },
             notes=list(density.notes),
             history=self._drawn(proposals),
-            memo=_doubts(verdict, rows or 0),
+            finish=partial(_finish, _doubts(verdict, rows or 0)),
         )
 
     def _drawn(self, proposals: Proposals) -> History:
@@ -592,11 +592,10 @@ class Laplace(Method):
             seconds={"warm-up": 0.0, "sampling": 0.0},
         )
 
-    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Return the weights of the draws, and reasons to doubt them."""
-        assert isinstance(plan.memo, list)
-        weights = history.stats.pop("weight", None)  # a posterior keeps weights apart from stats
-        return Outcome(weights=weights, warnings=plan.memo, independent=True)
+
+def _finish(doubts: list[ModicumWarning], task: Task, plan: Plan, history: History) -> Outcome:
+    weights = history.stats.pop("weight", None)  # a posterior keeps weights apart from stats
+    return Outcome(weights=weights, warnings=doubts, independent=True)
 
 
 def normal_density(about: AnchoredProxy, curves: Curves | None = None) -> NormalDensity:

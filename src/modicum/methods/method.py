@@ -171,6 +171,7 @@ class Parameters:
 
 
 Coordinates: TypeAlias = Anchor | Parameters  # z of a chain: t = point + factor z
+Finish: TypeAlias = Callable[[Task, "Plan", History], "Outcome"]
 
 
 @dataclass
@@ -188,13 +189,13 @@ class Plan:
     notes: list[ModicumWarning] = field(default_factory=list)
     hook: PeriodicHook | None = None  # runs on the chains between iterations
     history: History | None = None  # all draws, if no chain needs to run
-    memo: object = None  # whatever the method needs in `finish`
     settled: Settled | None = None  # runs many iterations at once after warm-up
+    finish: Finish = lambda task, plan, history: Outcome()  # what to add after the run
 
 
 @dataclass
 class Outcome:
-    """What a method adds to the draws of a finished run."""
+    """What a method adds to the draws of a finished run: weights, and reasons to doubt them."""
 
     weights: np.ndarray | None = None
     target_accept: float = 0.8  # acceptance rate that the moves were tuned for
@@ -231,10 +232,6 @@ class Method(ABC):
     def decide(self, task: Task) -> tuple[Method, Plan]:
         """Return the method to run, and its plan: itself, unless it chooses among others."""
         return self, self.plan(task)
-
-    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Return weights of the draws, and reasons to doubt them, from the finished run."""
-        return Outcome()
 
     def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
         """Withdraw claims from `plan.tuning` that the `doubts` about the run contradict."""

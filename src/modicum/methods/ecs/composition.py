@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import ceil, pi
 from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -366,8 +366,8 @@ class EnergyConserving(Method, Generic[C]):
             start_rows=choice.capacity,
             tuning=tuning | {"design": design} | study.about.tuning | explain_curves(study.curves),
             notes=notes,
-            memo=study,
             settled=settled,
+            finish=partial(self._finish, kernel, study),
         )
 
     @in_double_precision
@@ -375,12 +375,16 @@ class EnergyConserving(Method, Generic[C]):
         """Find the anchor, study rows, choose the subsample, and compose the kernel."""
         return self.compose(self.examine(task))
 
-    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+    def _finish(
+        self,
+        kernel: EnergyConservingKernel,
+        study: Study,
+        task: Task,
+        plan: Plan,
+        history: History,
+    ) -> Outcome:
         """Account for the cost, and check the run."""
         account(task, plan, history, self.step_size, self.target_accept)
-        kernel, study = plan.kernel, plan.memo
-        assert isinstance(kernel, EnergyConservingKernel)
-        assert isinstance(study, Study)
         doubts = self.look_back(Case.of(study), kernel, history)
         return Outcome(weights=history.stats.get("sign"), warnings=doubts)
 

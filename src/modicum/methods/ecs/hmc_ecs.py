@@ -199,6 +199,7 @@ class HMCECS(EnergyConserving[Choice]):
             context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),
             tuning=plan.tuning | {"bias_bound": exact},
+            finish=self._account,
         )
 
     def look_back(
@@ -208,10 +209,8 @@ class HMCECS(EnergyConserving[Choice]):
         size = (kernel.subsample, kernel.blocks, kernel.refreshes)
         return look_back(case, *size, history)
 
-    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Account for the cost, and check the run, unless all rows did."""
-        if not self.exact:
-            return super().finish(task, plan, history)
+    def _account(self, task: Task, plan: Plan, history: History) -> Outcome:
+        """Account for the cost of a run that all rows have checked."""
         account(task, plan, history, self.step_size, self.target_accept)
         return Outcome()
 

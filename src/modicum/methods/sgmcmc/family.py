@@ -37,7 +37,6 @@ from modicum.methods.method import (
     Chosen,
     Coordinates,
     Method,
-    Outcome,
     Parameters,
     Plan,
     Task,
@@ -57,7 +56,7 @@ from modicum.passes import Anchor, LocalEngine, Sums
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.run.iterations import place_rows
-from modicum.run.runner import History, PeriodicHook
+from modicum.run.runner import PeriodicHook
 from modicum.runtime import in_double_precision, to_device
 
 
@@ -330,6 +329,7 @@ class StochasticGradientFamily(Method):
             },
             notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
             hook=hook,
+            finish=partial(look_back, kernel),
         )
 
     def _checked(self, task: Task) -> Parts:
@@ -381,11 +381,6 @@ class StochasticGradientFamily(Method):
             return state._replace(memory=estimator.renewed(sums, state.integrator.z, context))
 
         return PeriodicHook(period, renew)
-
-    @in_double_precision
-    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Check the run for chains that diverged and for gradient noise."""
-        return Outcome(warnings=look_back(task, plan, history))
 
 
 def _flags(

@@ -19,12 +19,12 @@ from modicum.kernels.designs import Drawn
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.kernels.stochastic_gradient import StochasticGradientKernel
-from modicum.methods.method import Plan, Task
+from modicum.methods.method import Outcome, Plan, Task
 from modicum.models.model import Batch
 from modicum.random import Stream, key
 from modicum.rows import Rows
 from modicum.run.runner import History
-from modicum.runtime import jit
+from modicum.runtime import in_double_precision, jit
 
 BATCHES = 32  # per point, from which the gradient's variance is estimated
 
@@ -169,9 +169,18 @@ def look_ahead(batch: int, n: int) -> Iterator[ModicumWarning]:
     )
 
 
-@listed
-def look_back(task: Task, plan: Plan, history: History) -> Iterator[ModicumWarning]:
+@in_double_precision
+def look_back(
+    kernel: StochasticGradientKernel, task: Task, plan: Plan, history: History
+) -> Outcome:
     """Check the run at its last positions; record the measurements in `plan.tuning`."""
+    return Outcome(warnings=_doubts(kernel, task, plan, history))
+
+
+@listed
+def _doubts(
+    kernel: StochasticGradientKernel, task: Task, plan: Plan, history: History
+) -> Iterator[ModicumWarning]:
     stats, position = history.stats, history.position
     h = float(stats["step_size"][0, -1])
     if "acceptance_rate_index" in stats:
@@ -189,7 +198,7 @@ def look_back(task: Task, plan: Plan, history: History) -> Iterator[ModicumWarni
             step_size=h,
         )
         return
-    ratio = _noise_ratio(task, plan, position, h)
+    ratio = _noise_ratio(kernel, task, plan, position, h)
     plan.tuning["gradient_noise"] = {
         "value": ratio,
         "why": "variance of the gradient's noise over that of the injected noise, in the worst "
@@ -197,7 +206,6 @@ def look_back(task: Task, plan: Plan, history: History) -> Iterator[ModicumWarni
     }
     if ratio <= NOISE_LIMIT:
         return
-    kernel = _kernel(plan)
     effect = (
         f"so that variances come out about {1 + ratio:.3g} times too large"
         if kernel.batches == 1
@@ -220,13 +228,9 @@ def look_back(task: Task, plan: Plan, history: History) -> Iterator[ModicumWarni
     )
 
 
-def _kernel(plan: Plan) -> StochasticGradientKernel:
-    assert isinstance(plan.kernel, StochasticGradientKernel)
-    return plan.kernel
-
-
-def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> float:
-    kernel = _kernel(plan)
+def _noise_ratio(
+    kernel: StochasticGradientKernel, task: Task, plan: Plan, position: np.ndarray, h: float
+) -> float:
     points = position[:NOISE_CHAINS, -1]
     # A snapshot is half a period old on average; the last but one draw represents it.
     renewed = kernel.estimator.period(len(task.rows), kernel.batch) is not None
