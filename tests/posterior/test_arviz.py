@@ -126,6 +126,19 @@ def test_counts_are_whole_numbers_to_arviz(tree):
     assert tree["observed_data/y"].dtype == np.float64
 
 
+def test_counts_of_classes_are_observed_as_they_are_drawn():
+    """The trees of multinomial fits were refused by xarray; y alone has the first class."""
+    counts = np.array([[3.0, 1.0, 0.0], [0.0, 2.0, 5.0]])
+    fields = dict(zip(("y", "b", "c"), counts.T, strict=True))
+    rows = mo.Rows(x=np.zeros((2, 1)), trials=counts.sum(axis=1), **fields)
+    model = mo.models.Multinomial(counts=("b", "c"))
+    tree = made(model, rows, fixed(50, beta=np.zeros((2, 1)), intercept=[0, 9])).to_datatree()
+    np.testing.assert_array_equal(tree["observed_data/y"], counts)
+    drawn = tree["posterior_predictive/y"].values
+    np.testing.assert_array_equal(drawn.sum(axis=-1), np.broadcast_to([4, 7], (1, 50, 2)))
+    assert drawn[..., 1].mean() > 5  # nearly all are of the second class
+
+
 # Sensitivity -------------------------------------------------------------------------------
 
 

@@ -56,6 +56,7 @@ def test_wrong_weights_are_refused():
         "weights must give each": {"low": 1},
         "a number from 0 on": {"low": 1, "high": -1},
         "all weights are 0": {"low": 0, "high": 0},
+        r"not \[0.3, 0.7\]": [0.3, 0.7],
     }.items():
         refused(SettingError, words, mo.average_predictions, models, ROWS, weights)
     refused(SettingError, "two or more", mo.average_predictions, {"low": models["low"]}, ROWS)

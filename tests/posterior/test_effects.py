@@ -165,6 +165,11 @@ def test_intraclass_correlations(post, table):
     poisson, noise = shares(mo.models.Poisson(groups=terms)), np.log1p(1 / 2)
     np.testing.assert_allclose(poisson[["a", "b"]], 0.25 / (0.5 + noise))
     assert poisson["all groups"] == pytest.approx(0.5 / (0.5 + noise))
+    # the variance of slopes is an average over rows, each counted as often as its weight
+    fields = {"y": np.ones(3), "weight": np.array([1.0, 0.0, 3.0])}
+    rows = mo.Rows(x=np.array([[1.0], [7.0], [2.0]]), columns=["dose"], **fields)
+    slope = shares(mo.models.Probit(groups=G("a", ("dose",))), rows)["a"]
+    assert slope == pytest.approx(0.25 * 13 / 4 / (0.25 * 13 / 4 + 1))
     for family, noise in ((mo.models.Probit, 1.0), (mo.models.Ordinal, np.pi**2 / 3)):
         known = shares(family(groups=terms), rows=None)
         assert known["all groups"] == pytest.approx(0.5 / (0.5 + noise))

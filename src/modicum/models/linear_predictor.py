@@ -231,6 +231,11 @@ class LinearPredictorModel(CoefficientPriors):
         return (*self.outcome_fields[1:], *(f for f in self.observed if f not in HIDING))
 
     @property
+    def drawn_fields(self) -> tuple[str, ...]:
+        """The fields of a row that hold what is drawn as its outcome, such as several counts."""
+        return tuple(field for field in self.outcome_fields if field not in self.drawn_given)
+
+    @property
     def in_eta_alone(self) -> bool:
         """Whether `derivatives` in one linear predictor describe the likelihood of a row."""
         plain = not self.extras and not self.constrained

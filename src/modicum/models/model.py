@@ -221,6 +221,11 @@ class BaseModel(ABC):
         """The observed fields of a row, the outcome first."""
         return (self.outcome_field,)
 
+    @property
+    def drawn_fields(self) -> tuple[str, ...]:
+        """The fields of a row that hold what is drawn as its outcome."""
+        return (self.outcome_field,)
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Return a mask of outcomes outside the model's support, and the support in words."""
         return np.zeros(len(y), bool), ""

@@ -188,7 +188,9 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
     ids = np.sort(random_rows(len(rows), sample, seed))
     sampled = AlignedRows.of(rows.subset(ids))
     flat = {parameter: x.reshape(-1, *x.shape[2:]) for parameter, x in draws.items()}
-    outcomes = {"observed_data": sampled.rows.slice(0, len(ids))[name]}
+    fields = sampled.rows.slice(0, len(ids))
+    parts = [fields[part] for part in model.row_model.drawn_fields]
+    outcomes = {"observed_data": np.stack(parts, axis=-1) if parts[1:] else parts[0]}
     ones = np.ones((1, chains * number))
     drawn = OutcomeDraws(flat, predictor, ones, known_effects(post, flat, sampled))
     with suppress(SettingError):  # a model that draws no outcomes

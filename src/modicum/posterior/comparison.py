@@ -270,13 +270,13 @@ def average_predictions(
     if not isinstance(posteriors, Mapping) or len(posteriors) < 2:
         raise SettingError("averages need a dict of two or more posteriors by name.")
     chosen = compare(posteriors, progressbar=False)["weight"] if weights is None else weights
-    shares = {str(name): weight for name, weight in chosen.items()}
+    shares = {str(name): weight for name, weight in getattr(chosen, "items", list)()}
     if set(shares) != set(posteriors) or not all(
         is_number(w) and 0 <= w < np.inf for w in shares.values()
     ):
         raise SettingError(
             f"weights must give each of {', '.join(map(repr, posteriors))} a number from 0 on, "
-            f"not {shares!r}."
+            f"not {shares or chosen!r}."
         )
     total = float(sum(shares.values()))
     used = {name: share / total for name, share in shares.items() if share > 0}

@@ -18,7 +18,7 @@ outcomes are all equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ from modicum.models.linear_predictor import family_of
 from modicum.models.terms import effect_columns
 from modicum.passes import LocalEngine, units_of
 from modicum.passes.integrated_groups import draw_effects, effect_moments
-from modicum.posterior.fit_rows import RowsLike
+from modicum.posterior.fit_rows import Batch, RowsLike
 from modicum.posterior.fitted import (
     FittedDraws,
     affordable,
@@ -416,29 +416,30 @@ def _second_moments(term: GroupTerm, rows: Rows | None) -> np.ndarray:
     """Return the mean over the rows of z z', where z is a row's vector of effect columns."""
     if not term.has_slopes:
         return np.ones((1, 1))
-    total = np.zeros((len(term.effects),) * 2)
-    rows = _require_rows(rows, "slopes vary by group")
-    for chunk in rows.chunks(CHUNK):
-        z = effect_columns(term, rows, chunk["x"])
-        total += z.T @ z
-    return total / len(rows)
+    return _average(rows, "slopes vary", lambda r, c: _squares(effect_columns(term, r, c["x"])))
+
+
+def _squares(z: np.ndarray) -> np.ndarray:
+    return z[:, :, None] * z[:, None]
 
 
 def _mean_outcome(rows: Rows | None) -> float:
-    total = weight = 0.0
-    for chunk in _require_rows(rows, "the noise of counts depends on their mean").chunks(CHUNK):
-        counts = chunk["weight"] if "weight" in chunk else np.ones(len(chunk["y"]))
-        total, weight = total + float(counts @ chunk["y"]), weight + float(np.sum(counts))
-    return total / weight
+    return float(_average(rows, "the noise of counts depends on their mean", lambda _, c: c["y"]))
 
 
-def _require_rows(rows: Rows | None, why: str) -> Rows:
+def _average(rows: Rows | None, why: str, of: Callable[[Rows, Batch], np.ndarray]) -> np.ndarray:
+    """Return the average over the rows of what each of them has, on the first axis."""
     if rows is None:
         raise SettingError(
             f"{why}, so that the rows of the fit are needed, which a file does not keep; give the "
             "rows, or their table, as rows=..."
         )
-    return rows
+    total, weight = np.zeros(()), 0.0
+    for chunk in rows.chunks(CHUNK):
+        counts = np.asarray(chunk.get("weight", np.ones(len(chunk["y"]))), float)
+        total = total + np.tensordot(counts, of(rows, chunk), axes=1)
+        weight += float(counts.sum())
+    return np.asarray(total / weight)
 
 
 MOST_LEVELS = 400  # levels whose unpooled effects are computed
