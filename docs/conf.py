@@ -68,6 +68,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "Modicum"
 html_theme_options = {
     "show_toc_level": 2,
+    "github_url": "https://github.com/modicum/modicum",
     "navigation_with_keys": False,
     "header_links_before_dropdown": 6,
     "navbar_align": "left",

@@ -26,7 +26,7 @@ from modicum.posterior.marginal import by_class
 from modicum.posterior.population import random_rows
 from modicum.posterior.ppc import name_axes, new_axes, pyplot, survival_table
 from modicum.posterior.smooth_curves import smooths_of
-from modicum.posterior.summary import added_words, interval_words, percent, prob_of
+from modicum.posterior.summary import added_words, interval_words, is_pooled, percent, prob_of
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ __all__ = [
 ]
 
 METHOD_COLOURS = {
+    "laplace": "#3b5bdb",
     "hmc": "#0b5fa5",
     "nuts": "#3a923a",
     "hmc-ecs": "#c2410c",
@@ -102,7 +103,7 @@ def forest(
         The posterior.
     names
         Parameters (``"beta"`` for all its entries) or single scalars named as in the summary
-        (``"beta[age]"``); all by default.
+        (``"beta[age]"``); all but effects of groups and smooths by default, if there are others.
     labels
         Tick label of each line; the scalar's name by default.
     transform
@@ -117,19 +118,18 @@ def forest(
     matplotlib.axes.Axes
     """
     check_interval(prob)
-    chosen = [names] if isinstance(names, str) else list(names or post.draws)
+    most = [name for name in post.draws if not is_pooled(name)]
+    chosen = [names] if isinstance(names, str) else list(names or most or post.draws)
     scalars = post.lines(chosen)
     written = scalars if labels is None else list(labels)
     if len(written) != len(scalars):
         raise SettingError(f"there are {len(written)} labels for {len(scalars)} scalars.")
-    outer = ends_of(prob)
-    levels = [outer[0], 0.5, outer[1]]
+    levels = list(np.insert(ends_of(prob), 1, 0.5))
     quantiles = [post.quantile(name, levels).reshape(len(levels), -1) for name in chosen]
     ends = np.concatenate(quantiles, axis=1)
     ends = ends if transform is None else np.asarray(transform(ends))  # increasing: of quantiles
     ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(scalars)))
-    low, middle, high = ends
-    _intervals(ax, low, middle, high, written, color=colour_of(post))
+    _intervals(ax, ends[0], ends[1], ends[2], written, color=colour_of(post))
     ax.set_xlabel(f"median and {percent(prob)} interval")
     ax.grid(axis="x", alpha=0.3)
     return ax
@@ -511,7 +511,7 @@ def caterpillar(
     else:
         ax.set_yticks([])
         ax.set_ylabel(f"{len(table):,} levels of {group}")
-    ax.set_xlabel(f"{added_words(name)}\n{interval_words(prob)}")
+    ax.set_xlabel(f"{added_words(post, name)}\n{interval_words(prob)}")
     return ax
 
 
@@ -571,7 +571,7 @@ def shrinkage(
     ax.axhspan(-wide, wide, color=OTHER, alpha=0.12, label=f"{prob:.0%} of new levels", zorder=0)
     ax.axhline(0, color=OTHER, linewidth=0.8)
     ax.set(xscale="log", xlabel=f"rows per {group}", ylim=(-edge, edge))
-    ax.set_ylabel(added_words(name))
+    ax.set_ylabel(added_words(post, name))
     ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     return ax
 
@@ -616,7 +616,9 @@ def smooth(
             ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         if drawn.by is not None:
             ax.legend(title=drawn.by, frameon=False)
-        ax.set(xlabel=drawn.variables[0], ylabel=f"{added_words(name)}\n{interval_words(prob)}")
+        ax.set(
+            xlabel=drawn.variables[0], ylabel=f"{added_words(post, name)}\n{interval_words(prob)}"
+        )
         ax.grid(alpha=0.3)
         return ax
     if len(drawn.variables) > 2:
@@ -626,7 +628,7 @@ def smooth(
     mesh = ax.pcolormesh(
         surface.columns, surface.index, surface, cmap="RdBu_r", vmin=-most, vmax=most
     )
-    ax.figure.colorbar(mesh, ax=ax, label=f"{added_words(name)}, mean")
+    ax.figure.colorbar(mesh, ax=ax, label=f"{added_words(post, name)}, mean")
     ax.set(xlabel=drawn.variables[0], ylabel=drawn.variables[1])
     return ax
 

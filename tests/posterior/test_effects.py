@@ -106,7 +106,7 @@ def test_reports_show_effects_whether_or_not_the_rows_are_there(post, table, tmp
     assert ">rows</th>" in whole
     assert section(loaded, data=table[0]) == whole
     alone = section(loaded)
-    assert "ward:dose, added to the predictor" in alone
+    assert "ward:dose, added to the log-odds of well" in alone
     assert ">rows</th>" not in alone
     other = section(loaded, data=table[0].assign(dose=0.5))  # rows that are not those of the fit
     assert ">rows</th>" not in other

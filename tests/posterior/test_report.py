@@ -187,7 +187,7 @@ def test_groups_are_sorted_by_what_is_expected_of_them(tmp_path):
     words = Page(post.report(tmp_path / "groups.html").read_text()).words
     assert "mean and 90% interval; largest for b, smallest for a" in words
     assert "expected y" in words
-    assert "added to the predictor" not in words  # which is that of effects beyond the first
+    assert "added to the" not in words  # which is that of effects beyond the first
 
 
 def test_parameters_with_formulas_are_shown_by_their_columns(tmp_path):

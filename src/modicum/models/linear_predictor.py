@@ -423,6 +423,23 @@ class LinearPredictorModel(CoefficientPriors):
 
         return jax.vmap(beyond)(times)
 
+    def predictor_words(self, effect: str, outcome: str) -> str:
+        """Say what an effect is added to, such as "log of expected claims"."""
+        parameter, dot, _ = effect.partition(".")
+        if dot and parameter in self.modelled:
+            return f"predictor of {parameter}"
+        step, start = 0.5, np.zeros(1 + len(self.extras))
+        before, after = (np.asarray(self.mean(jnp.asarray(start).at[0].add(h))) for h in (0, step))
+        if before.ndim or self.predictor_per_class:
+            return f"predictor of {outcome}"
+        if np.isclose(after - before, step):
+            return f"expected {outcome}"
+        if np.isclose(after, before * np.exp(step)):
+            return f"log of expected {outcome}"
+        odds = before / (1 - before), after / (1 - after)
+        is_logit = np.isclose(odds[1], odds[0] * np.exp(step))
+        return f"{'log-odds' if is_logit else 'predictor'} of {outcome}"
+
     def mean_over(
         self,
         predictors: jax.Array,

@@ -267,10 +267,9 @@ def posterior_text(post: FittedDraws) -> str:
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]), picture])
         for line, picture in zip(cells, pictures, strict=True)
     ]
-    verdict = f"{WORDS[shown.level]}: {shown.verdict}"
     rest = [text for text in (shown.more, *map(str, post.warnings)) if text]
-    lines = [shown.fitted, verdict, "", *body, *rest, repr(post).strip("<>")]
-    return "\n".join(line.rstrip() for line in lines)
+    lines = [shown.fitted, f"{WORDS[shown.level]}: {shown.verdict}", "", *body, *rest]
+    return "\n".join(line.rstrip() for line in (*lines, repr(post).strip("<>")))
 
 
 def _typed(at: tuple[float, float, float] | None, zero: float) -> str:

@@ -365,18 +365,18 @@ def _groups(
             continue
         frame = effects(post, group, rows=rows, prob=prob)
         names = effect_names(model, group)
-        pictures = {name: _caterpillar(name, one_effect(frame, name)) for name in names}
+        pictures = {name: _caterpillar(post, name, one_effect(frame, name)) for name in names}
         with suppress(ModicumError):  # several columns, too many levels, or integrated effects
             found = marginal(post, group, data, draws=EFFECT_DRAWS, prob=prob,
                              subsample=COLUMN_ROWS, given=_unit_of_exposure(post))  # fmt: skip
             if found.index.nlevels == 1:  # nothing of outcomes that are classes
-                pictures[group] = _caterpillar(group, found)
+                pictures[group] = _caterpillar(post, group, found)
         yield _section(f"Effects of {group}", tag("div", list(pictures.values()), class_="figures"))
 
 
-def _caterpillar(name: str, frame: pd.DataFrame) -> Markup:
+def _caterpillar(post: FittedDraws, name: str, frame: pd.DataFrame) -> Markup:
     """Show levels sorted by mean."""
-    quantity = frame.attrs.get("quantity", added_words(name))
+    quantity = frame.attrs.get("quantity") or added_words(post, name)
     frame = frame.sort_values("mean", ascending=False)
     levels = [str(level) for level in frame.index]
     words = f"{interval_words(prob_of(frame))}; largest for {levels[0]}, smallest for {levels[-1]}"
@@ -498,11 +498,10 @@ def _warnings(post: FittedDraws) -> Markup | None:
 
 def _coefficients(estimates: pd.DataFrame) -> list[Markup]:
     rest = estimates.loc[[name for name in estimates.index if not is_pooled(str(name))]]
-    first = rest.head(MOST_LINES)
-    body = _wide(table(*written(first)), "coefficients")
-    if len(rest) == len(first):
+    body = _wide(table(*written(rest.head(MOST_LINES))), "coefficients")
+    if len(rest) <= MOST_LINES:
         return [body]
-    return [body, _note(f"These are the first {len(first)} of {len(rest):,}.")]
+    return [body, _note(f"These are the first {MOST_LINES} of {len(rest):,}.")]
 
 
 def _cost(post: FittedDraws) -> list[Markup]:

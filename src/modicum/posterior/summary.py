@@ -20,6 +20,7 @@ from modicum.diagnostics import r_hat
 from modicum.diagnostics.weighted import diagnose, ends_of, weighted_mean
 from modicum.errors import SettingError, UnknownNameError, is_number
 from modicum.libraries import pandas as pd
+from modicum.models.linear_predictor import family_of
 from modicum.posterior.fitted import FittedDraws, check_interval, require_positive_sum, scalar_names
 from modicum.rows.checks import names_like
 from modicum.rows.coding import LevelArray
@@ -157,10 +158,10 @@ def is_share(label: str) -> bool:
 
     Examples
     --------
-    >>> is_share("chance of late"), is_share("slope of the chance of late in hour")
+    >>> is_share("difference in the chance of late"), is_share("slope of the chance of late")
     (True, False)
     """
-    return label.startswith(("chance of", "predicted chance of", "share of", "observed share of"))
+    return bool(re.match("(difference in the )?(observed |predicted )?(chance|share) of", label))
 
 
 def prob_of(table: pd.DataFrame) -> float:
@@ -169,9 +170,10 @@ def prob_of(table: pd.DataFrame) -> float:
     return (high - low) / 100
 
 
-def added_words(name: str) -> str:
+def added_words(post: FittedDraws, name: str) -> str:
     """Say what the effect of a level or a smooth is, in every plot in these words."""
-    return f"{name}, added to the predictor"
+    family = family_of(post.fitted_model())
+    return f"{name}, added to the {family.predictor_words(name, post.outcome_name())}"
 
 
 def percent(level: float) -> str:
