@@ -1,5 +1,6 @@
 """Leave-one-out against closed forms, ArviZ and NumPy; comparisons of models."""
 
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -97,6 +98,19 @@ def test_arviz_says_the_same(post, left_out):
     assert left_out.p == pytest.approx(float(theirs.p), abs=1e-8)
     assert left_out.good_k == theirs.good_k
     np.testing.assert_allclose(left_out.pareto_k, theirs.pareto_k.values.ravel(), atol=1e-8)
+
+
+def test_copies_of_a_draw_are_no_tail(post):
+    stayed = np.arange(post.num_draws)
+    stayed[100:160] = 100  # every chain refused sixty proposals
+    draws = {name: x[:, stayed] for name, x in post.draws.items()}
+    result = made(CONJUGATE.model, rows=CONJUGATE.rows, draws=draws).loo()
+    assert result.pareto_k.max() < 0.7
+    assert abs(result.elpd - EXACT.sum()) < 0.3
+    eta = draws["beta"] @ X[:, :-1].T + draws["intercept"][..., None]
+    with warnings.catch_warnings(action="ignore"):
+        theirs = by_arviz(draws, norm.logpdf(Y, eta, SCALE))
+    assert theirs.pareto_k.max() > 0.7  # the control
 
 
 def test_drawn_rows_estimate_the_same_without_bias(post, left_out):

@@ -197,7 +197,6 @@ EXACT = 4_000  # up to this many rows, each is left out
 SAMPLED = 2_000  # rows drawn if there are more
 FEW_POINTS = 64  # draws from which every row is approximated
 FEWEST = 100  # draws needed to see the tail of their weights
-DOUBTFUL = 0.5  # Pareto k above which a row's tail is told apart from that of the draws' weights
 ALIKE = 0.9  # effective share of the draws above which their weights are nearly even
 MOST_SCALARS = 200  # scalars whose effective sample size is averaged
 
@@ -332,6 +331,7 @@ class _Prepared(NamedTuple):
     sums: Sums
     points: np.ndarray
     log_weight: np.ndarray
+    log_times: np.ndarray  # that a chain stayed at each draw: copies are no tail of ratios
     sign: np.ndarray  # of each draw; 1 except for signed samplers
     efficiency: float  # effective over actual draws
     order: np.ndarray  # of the units, by their indices in the table
@@ -340,7 +340,8 @@ class _Prepared(NamedTuple):
     @property
     def mean(self) -> np.ndarray:
         """The posterior mean."""
-        return _mean(self.points, self.log_weight, self.sign)
+        weight = self.log_weight + self.log_times
+        return np.average(self.points, axis=0, weights=self.sign * np.exp(weight - weight.max()))
 
 
 def loo(
@@ -459,14 +460,17 @@ def _prepare(
         )
     subset = {name: x[counts] for name, x in subset.items()}
     sums, points = sums_at(source, rows, subset, progressbar)
-    log_weight, sign = np.log(np.abs(weights[counts])), np.sign(weights[counts])
+    moved = np.r_[True, np.any(np.diff(points, axis=0), axis=1)]  # and not a copy of the one before
+    times = np.diff(np.append(np.flatnonzero(moved), len(points)))
+    points, weights = points[moved], weights[counts][moved]
+    log_weight, sign = np.log(np.abs(weights)), np.sign(weights)
     order = called = np.arange(len(sums.rows))
     if sums.rows.grouped:
         called = group_levels(as_groups(sums.rows))
     elif numbers is not None:
         order, called = np.argsort(numbers), np.sort(numbers)
     efficiency = _efficiency(source, len(points))
-    return _Prepared(sums, points, log_weight, sign, efficiency, order, called)
+    return _Prepared(sums, points, log_weight, np.log(times), sign, efficiency, order, called)
 
 
 def _efficiency(source: FittedDraws, count: int) -> float:
@@ -495,13 +499,10 @@ def _approximation(subject: _Prepared) -> LeftOut:
     """
     spaced = evenly_spaced(len(subject.points), FEW_POINTS)
     points, log_weight = subject.points[spaced], subject.log_weight[spaced]
-    moved = points + subject.mean - _mean(points, log_weight, np.ones(len(spaced)))
+    mean = np.average(points, axis=0, weights=np.exp(log_weight - log_weight.max()))
+    moved = points + subject.mean - mean
     near = approximately_left_out(subject.sums, moved, log_weight)
     return LeftOut(*(part[subject.order] for part in near))
-
-
-def _mean(points: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    return np.average(points, axis=0, weights=sign * np.exp(log_weight - log_weight.max()))
 
 
 def _leave_out(
@@ -558,17 +559,14 @@ def _require_numbers(values: np.ndarray, unit: str, called: np.ndarray) -> None:
 
 def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.ndarray:
     """Return elpd, lpd and Pareto k (3, rows) from log-likelihoods (draws, rows)."""
-    log_weight, sign = subject.log_weight, subject.sign
-    log_ratio = (log_weight[:, None] - share * values).T
-    smoothed, pareto_k = rows_smoothed(log_ratio, subject.efficiency)
-    doubtful, weight = pareto_k > DOUBTFUL, np.exp(log_weight - log_weight.max())
-    if doubtful.any() and np.ptp(log_weight) > 0 and kish_share(weight) > ALIKE:
-        # The draws' weights were smoothed and judged when they were computed. Even if nearly equal
-        # they have a tail, whose k would show in every row; use k of the row's own ratio instead.
-        _, row_k = rows_smoothed(-(share * values).T[doubtful], subject.efficiency)
-        pareto_k[doubtful] = np.minimum(pareto_k[doubtful], row_k)
-    elpd = _log_average(values.T, smoothed, sign)
-    lpd = _log_average(values.T, log_weight, sign)
+    log_weight, ratio = subject.log_weight, -(share * values).T
+    # The draws' weights were smoothed and judged when they were computed. Even if nearly equal they
+    # have a tail, whose k would show in every row: then the row's own ratio is smoothed alone.
+    alone = kish_share(np.exp(log_weight - log_weight.max())) > ALIKE
+    smoothed, pareto_k = rows_smoothed(ratio if alone else ratio + log_weight, subject.efficiency)
+    apart = subject.log_times + (log_weight if alone else 0)
+    elpd = _log_average(values.T, smoothed + apart, subject.sign)
+    lpd = _log_average(values.T, log_weight + subject.log_times, subject.sign)
     return np.stack([elpd, lpd, pareto_k])
 
 
