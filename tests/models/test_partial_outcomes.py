@@ -24,9 +24,14 @@ NONE, RIGHT, LEFT, BETWEEN = 0, 1, -1, 2
 COUNTS = ("Poisson", "NegativeBinomial")
 TAILED = (
     *("Gaussian", "StudentT", "Gamma", "InverseGaussian", "Lognormal"),
-    *("Exponential", "Weibull", "Loglogistic", *COUNTS),
+    *("Exponential", "Weibull", "Loglogistic", "AsymmetricLaplace", "Beta", *COUNTS),
 )
-CLOSED = ("Gaussian", "Weibull", "Gamma")  # and one integral, which compile in a moment
+CLOSED = (
+    "Gaussian",
+    "Weibull",
+    "Gamma",
+    "AsymmetricLaplace",
+)  # and one integral, which compile in a moment
 INTEGRATED = ("StudentT", "InverseGaussian", "Poisson", "NegativeBinomial", "Loglogistic")
 slow = pytest.mark.slow
 
@@ -78,7 +83,7 @@ def _density(name, fields, eta):
     return np.asarray(jax.jit(jax.vmap(model.row_density))(eta, outcome))
 
 
-DEAR = ("StudentT", "NegativeBinomial")  # whose tails compile for seconds
+DEAR = ("StudentT", "NegativeBinomial", "Beta")  # whose tails compile for seconds
 
 
 @pytest.mark.parametrize("name", DEAR)

@@ -19,6 +19,7 @@ from modicum.models.families.links import (
     bounded_exp,
     chances,
     draw_log_gammas,
+    log_beta_tails,
     log_factorial,
     log_gamma,
     log_rising_from,
@@ -26,7 +27,7 @@ from modicum.models.families.links import (
     softplus,
 )
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
-from modicum.models.model import Batch, Params
+from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.outcome_checks import (
     binary_fault,
     closed_share_fault,
@@ -313,6 +314,13 @@ class Beta(LinearPredictorModel):
     mean_is_share: ClassVar[bool] = True
     outcome_fault = staticmethod(share_fault)
     multiplies = "odds"
+    least: ClassVar[float] = 0.0
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tails of a beta variable."""
+        y = jnp.asarray(y, eta.dtype)
+        a, b = (jnp.exp(eta[1] - softplus(sign * eta[0])) for sign in (-1, 1))
+        return log_beta_tails(a, b, jnp.log(y) - jnp.log1p(-y))
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Beta log-density; gamma(a) = gamma(a + 1) / a avoids overflow as a or b goes to 0."""
@@ -355,6 +363,7 @@ class ZeroOneInflatedBeta(Beta):
 
     extras: ClassVar[tuple[str, ...]] = ("log_precision", "logit_edge_chance", "logit_one_share")
     outcome_fault = staticmethod(closed_share_fault)
+    log_tails = BaseModel.log_tails  # not here, where a bound of 0 would include a point
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Log-probability of a 0 or 1, or that of neither plus the beta log-density."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from math import factorial, inf, lgamma, log, pi, sqrt
+from math import factorial, inf, lgamma, log, log1p, pi, sqrt
 from typing import Annotated, ClassVar, Self
 
 import jax
@@ -22,6 +22,7 @@ from modicum.models.coefficients import MOST_SKEW
 from modicum.models.families.links import (
     bounded_exp,
     draw_log_gammas,
+    log_beta_tails,
     log_normal_cdf,
     log_t_cdf,
     softplus,
@@ -480,6 +481,18 @@ class AsymmetricLaplace(ScaleFamily):
         else:
             check = self.quantile * u + self.smoothing * softplus(-u / self.smoothing)
         return self.log_constant() - jnp.log(s) - check
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Exponential tails, or those of the log-odds of a beta variable."""
+        tau, width = self.quantile, self.smoothing
+        u = (y - eta[0]) / self.spread(eta)
+        if width:
+            a, b = (jnp.asarray(width * share, u.dtype) for share in (1 - tau, tau))
+            return log_beta_tails(a, b, u / width)
+        low = u < 0
+        own = jnp.where(low, log(tau), log1p(-tau)) - u * jnp.where(low, tau - 1, tau)
+        other = jnp.log1p(-jnp.exp(own))
+        return jnp.where(low, own, other), jnp.where(low, other, own)
 
     def log_constant(self) -> float:
         """Logarithm of the density's normalising constant at a scale of one."""
