@@ -98,7 +98,7 @@ def _tweedie(power):
         """Sum over the number of amounts."""
         rate = np.exp((2 - power) * e) / (dispersion * (2 - power))
         shape, unit = (2 - power) / (power - 1), dispersion * (power - 1) * np.exp((power - 1) * e)
-        y, j = b["y"][:, None], np.arange(1, 400)
+        y, j = b["y"][:, None], np.arange(1, 40 + int(4 * rate.max()))
         each = stats.poisson.logpmf(j, rate[:, None])
         each = each + stats.gamma.logpdf(np.maximum(y, 1e-9), j * shape, scale=unit[:, None])
         return np.where(b["y"] == 0, -rate, special.logsumexp(each, axis=1))
@@ -200,7 +200,7 @@ class Distribution:
         moments = self.chances @ self.atoms[:, None] ** np.arange(3)
         self.points, self.below = np.zeros(1), np.zeros(1)
         if name in CONTINUOUS:
-            u, (place, slope) = np.linspace(-36, 36, 60_001), CONTINUOUS[name]
+            u, (place, slope) = np.linspace(-36, 36, 30_001), CONTINUOUS[name]
             self.points = place(u)
             mass = np.exp(density(self.points)) * slope(u)
             self.below = integrate.cumulative_simpson(mass, x=u, initial=0)

@@ -10,27 +10,12 @@ from helpers.targets import all_of, disagreements, exact_draws, flat_draws, soft
 
 CHAINS = mo.Auto(laplace=False)
 RUN = {"draws": 500, "tune": 400, "chains": 2, "random_seed": 3, "progressbar": False}
-QUICK = ("Binomial",)  # the others take long to compile
+pytestmark = pytest.mark.slow  # the quick tests have chains of other families
 
 
 def _run(name, rows, **settings):
     with unwarned():  # the runs are short
         return mo.sample(family(name), rows, **({"method": CHAINS} | RUN | settings))
-
-
-def _check(name):
-    rows = family_rows(name, 4_000)
-    post = _run(name, rows)
-    by_all = _exactly(rows) if name in QUICK else flat_draws(_run(name, rows, method="nuts"))
-    assert post.settings["method"] == "hmc-ecs"
-    assert post.tuning["subsample"]["value"] < 1_000
-    assert disagreements(flat_draws(post), by_all) == []
-    score = post.score(rows)
-    assert np.isfinite(score.log_density)
-    classes = ("Probit", "Cloglog", "Ordinal", "StoppingRatio", "AdjacentCategory")
-    assert np.isnan(score.accuracy) == (name not in classes)
-    assert np.all(np.isfinite(post.predict({"x": rows.slice(0, 3)["x"]}).mean))
-    return flat_draws(post)
 
 
 def _exactly(rows):
@@ -45,20 +30,23 @@ def _exactly(rows):
     return exact_draws(log_density, np.zeros(x.shape[1]))
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_few_rows_per_step_give_the_posterior_of_all(name):
-    draws = _check(name)
-    # Negative control: the posterior of other rows of the same model.
-    assert disagreements(draws, _exactly(family_rows(name, 4_000, seed=2))) != []
+    rows = family_rows(name, 4_000)
+    post = _run(name, rows)
+    by_all = _exactly(rows) if name == "Binomial" else flat_draws(_run(name, rows, method="nuts"))
+    assert post.settings["method"] == "hmc-ecs"
+    assert post.tuning["subsample"]["value"] < 1_000
+    assert disagreements(flat_draws(post), by_all) == []
+    score = post.score(rows)
+    assert np.isfinite(score.log_density)
+    classes = ("Probit", "Cloglog", "Ordinal", "StoppingRatio", "AdjacentCategory")
+    assert np.isnan(score.accuracy) == (name not in classes)
+    assert np.all(np.isfinite(post.predict({"x": rows.slice(0, 3)["x"]}).mean))
+    if name == "Binomial":  # negative control: the posterior of other rows of the same model
+        assert disagreements(flat_draws(post), _exactly(family_rows(name, 4_000, seed=2))) != []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in DRAWN if name not in QUICK])
-def test_the_other_families_too(name):
-    _check(name)
-
-
-@pytest.mark.slow
 def test_quantiles_match_the_outcome():
     """Quantile regression of normal noise: the smooth and the exact check function agree."""
     rng = np.random.default_rng(4)
