@@ -49,7 +49,6 @@ from modicum.passes.hessians import (
 )
 from modicum.random import Stream, generator
 from modicum.rows import Rows
-from modicum.rows.coding import DType
 from modicum.runtime import (
     COMPILED,
     Array,
@@ -379,40 +378,17 @@ class Streamed:
 
     def chunk(self, item: jax.Array) -> Chunk:
         """Return (batch, present) of the chunk whose number is `item`."""
-        first, mask = self.rows.chunk(0, self.size)  # all chunks have its shapes and types
-        batch = {
-            name: jax.ShapeDtypeStruct((*values.shape, *_words(values.dtype)), _word(values.dtype))
-            for name, values in first.items()
-        }
-        shapes = batch, jax.ShapeDtypeStruct(mask.shape, np.bool_)
-        raw, present = jax.pure_callback(self._read, shapes, item, vmap_method="sequential")
-        return {name: _from_words(words, first[name].dtype) for name, words in raw.items()}, present
+        first = self.rows.chunk(0, self.size)  # all chunks have its shapes and types
+        shapes = jax.tree.map(
+            lambda values: jax.ShapeDtypeStruct(values.shape, values.dtype), first
+        )
+        batch, present = jax.pure_callback(self._read, shapes, item, vmap_method="sequential")
+        return batch, present
 
     def _read(self, index: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        # NumPy only: JAX must not be called from inside its own callback. Numbers are passed as
-        # 32-bit words (bytes and codes unchanged), since double precision is not enabled in the
-        # callback's thread.
+        # NumPy only: JAX must not be called from inside its own callback
         batch, present = self.rows.chunk(int(index), self.size)
-        return {name: _to_words(values) for name, values in batch.items()}, present
-
-
-def _to_words(values: np.ndarray) -> np.ndarray:
-    kind = values.dtype
-    words = np.ascontiguousarray(values).view(_word(kind))
-    return words.reshape(*values.shape, *_words(kind))
-
-
-def _from_words(raw: jax.Array, kind: DType) -> jax.Array:
-    return raw if kind.kind == "u" else jax.lax.bitcast_convert_type(raw, kind)
-
-
-def _word(kind: DType) -> DType:
-    return kind if kind.kind == "u" else np.dtype(np.uint32)
-
-
-def _words(kind: DType) -> tuple[int, ...]:
-    """Return the trailing axis for a number's words, if it has more than one."""
-    return (2,) if kind.itemsize == 8 else ()
+        return {name: np.ascontiguousarray(values) for name, values in batch.items()}, present
 
 
 def hold(rows: Rows, limit: int | None = None) -> tuple[Streamed | None, Pytree]:
