@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from modicum.rows import CodedTerm, Coding, Rows, first_not_finite
 from modicum.runtime import in_threads
 
 CHUNK_ROWS = 16_384  # rows per chunk, which fit in cache
+CHUNK_NUMBERS = 1 << 20  # most numbers per chunk, where it has many columns
 FEW_CHUNKS = 4  # up to this many chunks, threads do not pay
 CONSTANT = 1e-12  # a column with sd / |mean| below this counts as constant
 CONSTANT_OUTCOME = 1e-14  # the limit for an outcome, which need not differ from an intercept
@@ -167,28 +168,16 @@ def moment_sums(rows: Rows) -> MomentSums:
     """Compute sums by one streaming pass over the fields x, y, offset and weight."""
     none = np.zeros(len(columns_with_moments(rows)) + 1)
     nothing = MomentSums(0.0, none, none, none + np.inf, none - np.inf, 0.0, -np.inf)
-    buffer = _Buffer()
-    mapped = map if len(rows) <= FEW_CHUNKS * CHUNK_ROWS else in_threads
-    parts = mapped(lambda chunk: _chunk_sums(rows, chunk, buffer), rows.chunks(CHUNK_ROWS))
-    total = sum(parts, nothing)
+    step = CHUNK_ROWS
+    if rows.coding is None or not rows.coding.apart:  # whose columns are formed
+        step = max(1, min(step, CHUNK_NUMBERS // len(none)))
+    mapped = map if len(rows) <= FEW_CHUNKS * step else in_threads
+    total = sum(mapped(partial(_chunk_sums, rows), rows.chunks(step)), nothing)
     _require_sound(rows, total.mean, _sd(total.mean, total.squares, total.weight))
     return total
 
 
-class _Buffer(threading.local):
-    """One reusable buffer per thread: fresh memory pages per chunk would double the time."""
-
-    def __init__(self) -> None:
-        self._array = np.empty((0, 0))
-
-    def of(self, shape: tuple[int, int]) -> np.ndarray:
-        """Return an array of this shape; the number of columns is always the same."""
-        if len(self._array) < shape[0]:
-            self._array = np.empty(shape)
-        return self._array[: shape[0]]
-
-
-def _chunk_sums(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) -> MomentSums:
+def _chunk_sums(rows: Rows, chunk: Mapping[str, np.ndarray]) -> MomentSums:
     y = np.asarray(chunk["y"], np.float64)
     scalar_offset = rows.fields.get("offset") == ()
     offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
@@ -197,7 +186,7 @@ def _chunk_sums(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) ->
         moments = _coded_moments(rows.coding, chunk, y - offset, weight)
     else:
         width = len(rows.columns)
-        together = buffer.of((len(y), width + 1))
+        together = np.empty((len(y), width + 1))
         together[:, :width] = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
         together[:, width] = y - offset
         moments = _dense_moments(together, weight)
