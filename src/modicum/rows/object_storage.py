@@ -11,6 +11,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -211,37 +212,19 @@ class Bucket(Folder):
             ) from None
 
 
-class RemoteShard:
-    """One shard of a store on object storage."""
-
-    def __init__(
-        self, bucket: Bucket, shard: Shard, description: Description, verify: bool = False
-    ):
-        self._bucket, self._name, self._about = bucket, shard.file, description
-        self._data = bucket.check(shard, description, verify)
-        self._file = bucket.open(shard.file)
-
-    def between(self, start: int, stop: int) -> Array:
-        """Packed rows from `start` up to `stop`, in one request."""
-        description, size = self._about, self._about.row_bytes
-        first, count = self._data + start * size, (stop - start) * size
-        data = self._bucket.read(self._file, self._name, first, count)
-        shape = (stop - start, *description.packed_shape)
-        return np.frombuffer(data, description.stored_type).reshape(shape)
-
-
 class RemoteBackend(ShardedBackend):
     """Fields of shards on object storage; safe to read from many threads."""
 
     def __init__(self, uri: str, verify: bool = False, name: str = DESCRIPTION) -> None:
-        bucket = Bucket(uri)
-        super().__init__(bucket, name)
+        self._bucket = Bucket(uri)
+        super().__init__(self._bucket, name)
         self.folder, self._pool = uri, ThreadPoolExecutor(REQUESTS)
-        self._files = list(
-            self._pool.map(
-                lambda shard: RemoteShard(bucket, shard, self.description, verify), self.shards
-            )
-        )
+        self._files = list(self._pool.map(partial(self._opened, verify), self.shards))
+
+    def _opened(self, verify: bool, shard: Shard) -> tuple[pa.NativeFile, int]:
+        """Check and open a shard; return where its data begin, too."""
+        data = self._bucket.check(shard, self.description, verify)
+        return self._bucket.open(shard.file), data
 
     def take(self, row_ids: Array) -> dict[str, Array]:
         """Rows at `row_ids`, any shape; rows close to each other share a request."""
@@ -272,7 +255,10 @@ class RemoteBackend(ShardedBackend):
         return self.description.split(block[place.reshape(row_ids.shape)])
 
     def _piece(self, shard: int, start: int, stop: int) -> Array:
-        return self._files[shard].between(start, stop)
+        about, (file, data) = self.description, self._files[shard]
+        first, count = data + start * about.row_bytes, (stop - start) * about.row_bytes
+        read = self._bucket.read(file, self.shards[shard].file, first, count)
+        return np.frombuffer(read, about.stored_type).reshape(-1, *about.packed_shape)
 
     def slice(self, start: int, stop: int) -> dict[str, Array]:
         """Rows from `start` up to `stop`, in pieces that are read concurrently."""
