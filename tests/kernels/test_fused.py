@@ -1,5 +1,6 @@
 """A whole chain in one program, interpreted without an accelerator, against the plain kernel."""
 
+import sys
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -16,6 +17,7 @@ from helpers.targets import design, sums_of
 from modicum.kernels.energy_conserving import certain_rows
 from modicum.kernels.fused.kernel import FusedKernel
 from modicum.kernels.moves import HMCMove
+from modicum.methods.ecs import composition
 from modicum.methods.ecs.composition import fused_kernel
 from modicum.methods.method import Task
 from modicum.random import chain_keys, words_at_start, words_of_iterations
@@ -286,7 +288,7 @@ def test_where_there_is_no_gpu_nothing_changes(plan):
             lambda k, c: (k, c._replace(proxy=c.proxy.mapped(point=np.zeros(600)))),
             "more than 512",
         ),
-        (lambda k, c: (_of_family(k, mo.models.Probit()), c), "GPU programs lack"),
+        (lambda k, c: (_of_family(k, mo.models.Probit()), c), "no GPU program of the family"),
     ],
 )
 def test_what_is_not_covered_is_said(plan, monkeypatch, a_gpu, change, reason):
@@ -296,6 +298,19 @@ def test_what_is_not_covered_is_said(plan, monkeypatch, a_gpu, change, reason):
     settled, why = fused_kernel("auto", *change(plan.kernel, plan.context))
     assert settled is None
     assert reason in why
+
+
+def test_a_jax_without_pallas_triton_runs_the_plain_kernel(plan, monkeypatch, a_gpu):
+    """JAX says that it will go: chains then run iteration by iteration."""
+    pretend_device(monkeypatch, "gpu")
+    assert fused_kernel("auto", plan.kernel, plan.context)[0] is not None  # negative control
+    monkeypatch.delattr("jax.experimental.pallas.triton")
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
+    composition._can_lower.cache_clear()
+    settled, why = fused_kernel("auto", plan.kernel, plan.context)
+    composition._can_lower.cache_clear()
+    assert settled is None
+    assert "JAX makes no GPU program" in why
 
 
 def _of_family(kernel, model):

@@ -540,26 +540,27 @@ def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingCon
         return "control variates are not of second order about the mode"
     if proxy.where.point.shape[0] > WIDEST:
         return f"there are more than {WIDEST} parameters"
-    return None if _can_lower(form) else "the family uses a function that GPU programs lack"
+    return None if _can_lower(form) else "JAX makes no GPU program of the family"
 
 
 @lru_cache(maxsize=8)
 def _can_lower(form: LinearTaylor) -> bool:
-    """Whether the family's residuals can be lowered to a GPU program, by trying it."""
-    try:
-        from jax.experimental import pallas as pl
-        from jax.experimental.pallas import triton
-    except ImportError:
-        return False
+    """Whether the family's residuals can be lowered to a GPU program, by trying it.
+
+    They cannot by a JAX without Pallas's Triton, which it says will go.
+    """
 
     def program(e: jax.Array, value: jax.Array, slope: jax.Array) -> None:
         at = e[...]
         value[...], slope[...] = form.residual(at, About(at, at, (at,) * TERMS))
 
     shape = jax.ShapeDtypeStruct((16,), jnp.float32)
-    params = triton.CompilerParams(num_warps=1, num_stages=1)
-    call = pl.pallas_call(program, out_shape=(shape, shape), compiler_params=params)
     try:
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import triton
+
+        params = triton.CompilerParams(num_warps=1, num_stages=1)
+        call = pl.pallas_call(program, out_shape=(shape, shape), compiler_params=params)
         jax.jit(call).trace(shape).lower(lowering_platforms=("cuda",))
     except Exception:  # the exception depends on JAX's version
         return False
