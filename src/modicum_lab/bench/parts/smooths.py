@@ -6,7 +6,11 @@ posterior, by default; mgcv's `bam(discrete=TRUE)` bins the columns and returns 
 Both have the same splines and start in a new process, in turns. Processor seconds and memory are
 those of the whole process, with imports and reading; other load hardly affects them.
 
-The second table compares with exact draws, made by NumPy alone from the log-posterior of all rows:
+The second table says what rows hold. Columns of a smooth are its B-splines times a small matrix,
+and four B-splines of a row are not 0; those of `bs(x)` are held as these four numbers. A pass over
+dense columns is one product of matrices, and one over few values adds up products of pairs.
+
+The third compares with exact draws, made by NumPy alone from the log-posterior of all rows:
 scales take a random step, coefficients are proposed from the normal approximation given them, and
 both are accepted or refused; then scales are drawn given the coefficients. Its last line is a
 control: a fit with another prior, which must be found to differ.
@@ -21,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -39,7 +43,7 @@ FORMULA = "late ~ s(hour) + s(distance) + s(day)"
 LATE = 30  # minutes
 COMPARED = 2_000  # rows whose fitted chances are compared
 PROB = 0.6827  # the interval of a normal distribution that reaches one sd to both sides
-TURNS = 3
+TURNS = 1
 MEGABYTE = 1024  # in the system's unit of memory
 ABSENT = (
     "bam was not run, since R or its package mgcv is not installed (on Debian: apt-get install "
@@ -141,8 +145,9 @@ def problems(quick: bool) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def run(quick: bool = False) -> Iterator[Table]:
-    """Compare with bam, and with exact draws."""
+    """Compare with bam, with rows of few values, and with exact draws."""
     yield beside_bam(quick)
+    yield beside_few_values(quick)
     yield beside_all_rows(quick)
 
 
@@ -166,6 +171,7 @@ def beside_bam(quick: bool) -> Table:
                     cost = measured(commands[who])
                     costs[who] += [] if cost is None else [cost]
         ours = costs["Modicum"]
+        assert ours, "Modicum's process failed"
         answers = [json.loads(cost.output) for cost in ours]
         theirs = [cost.output.split("\n", 4) for cost in costs["bam"]]
         processor = {who: median(c.processor for c in made) for who, made in costs.items() if made}
@@ -209,12 +215,52 @@ def _memory(costs: Sequence[Cost]) -> int:
     return round(median(cost.memory for cost in costs))
 
 
+# Beside few values ------------------------------------------------------------------------
+
+SEVERAL = 5  # passes, of which the fastest is taken
+HELD = {"dense columns: s(x)": "s({})", "four values and a code: bs(x, df=9)": "bs({}, df=9)"}
+
+
+def beside_few_values(quick: bool) -> Table:
+    """Time passes over rows that hold as many columns, densely or as their non-zero values."""
+    found = Table(
+        "Three smooths: dense columns, and few values of each",
+        ["rows hold", "rows", "columns", "bytes of a row", "ns of a row: gradient", "Hessian"],
+    )  # fmt: skip
+    made = next(problems(quick), None)
+    if made is None:
+        return found
+    table, posteriors = made[1], {}
+    seconds: dict[str, np.ndarray] = {}
+    for held, term in HELD.items():
+        formula = "late ~ " + " + ".join(map(term.format, COLUMNS))
+        post = mo.fit(formula, table, draws=100, collapse=False, random_seed=1, progressbar=False)
+        assert post.rows is not None
+        posteriors[held] = mo.LogPosterior(post.fitted_model(), post.rows), post.rows
+    for _ in range(SEVERAL):
+        for held, (posterior, _) in posteriors.items():
+            passes = posterior.gradient, posterior.hessian
+            times = [_processor(of_all, np.zeros(len(posterior))) for of_all in passes]
+            seconds[held] = np.minimum(seconds.get(held, np.inf), times)
+    for held, (_, rows) in posteriors.items():
+        each = 1e9 * seconds[held] / len(table)
+        found.rows.append([held, len(table), len(rows.columns), rows.row_bytes, *each])
+    return found
+
+
+def _processor(of_all: Callable[[np.ndarray], object], at: np.ndarray) -> float:
+    began = time.process_time()
+    of_all(at)
+    return time.process_time() - began
+
+
 # Beside all rows --------------------------------------------------------------------------
 
 LINE_SD, SMOOTH_SD = 1.0, 2.5  # of the priors: per unit of the column, and of a smooth's sd
 INTERCEPT_SD = 10.0
-CHAINS, STEPS, WARM_UP, FEW_STEPS = 32, 300, 50, 300
+CHAINS, STEPS, WARM_UP = 32, 200, 50
 JUMP = 0.7  # of the logarithm of a scale
+FLAT = 0.1  # scale below which the point of the expansion is the same
 GRID = 40  # points of each smooth that are compared
 CHUNK = 8_192
 
@@ -250,7 +296,7 @@ def _wiggles(x: np.ndarray, low: float, high: float) -> np.ndarray:
 
     step = (high - low) / (K - 3)
     knots = low + step * np.arange(-3, K + 1)
-    basis = BSpline.design_matrix(np.minimum(x, high), knots, 3).toarray()
+    basis = BSpline.design_matrix(np.clip(x, knots[3], knots[K]), knots, 3).toarray()
     D = np.diff(np.eye(K), 2, axis=0)
     return np.asarray(basis @ np.linalg.pinv(D))
 
@@ -263,9 +309,7 @@ class Exact(NamedTuple):
     accepted: float
 
 
-def exact_draws(
-    x: np.ndarray, y: np.ndarray, at: np.ndarray, rng: np.random.Generator, steps: int
-) -> Exact:
+def exact_draws(x: np.ndarray, y: np.ndarray, at: np.ndarray, rng: np.random.Generator) -> Exact:
     """Sample from the log-posterior of all rows as the module says."""
     columns = Columns.of(x)
     X, numbers = columns.at(x), x.shape[1]
@@ -274,7 +318,7 @@ def exact_draws(
     pull = slope + information @ centre
     c, scales = np.tile(centre, (CHAINS, 1)), np.ones((CHAINS, numbers))
     now, held, accepted = _log_likelihoods(X, y, c), [], []
-    for number in range(steps):
+    for number in range(STEPS):
         scales = _scales_given(c, owner, rng)
         others = scales * np.exp(JUMP * rng.standard_normal(scales.shape))
         proposed, ratio = np.empty_like(c), np.empty(CHAINS)
@@ -344,7 +388,8 @@ def _expanded_at_mode(
         precision = _precision(owner, scales[None])[0]
         uphill = slope - precision * centre
         centre = centre + np.linalg.solve(information + np.diag(precision), uphill)
-        scales = np.array([np.sqrt(np.mean(centre[owner == j] ** 2)) for j in range(len(scales))])
+        squares = [np.mean(centre[owner == j] ** 2) for j in range(len(scales))]
+        scales = np.maximum(np.sqrt(squares), FLAT)
     return centre, *_expanded(X, y, centre)
 
 
@@ -385,17 +430,16 @@ def beside_all_rows(quick: bool) -> Table:
         return found
     name, table = made
     grid = grid_of(table)
-    steps = FEW_STEPS if quick else STEPS
     began = time.process_time()
     exact = exact_draws(
         table[list(COLUMNS)].to_numpy(), table["late"].to_numpy(), grid.to_numpy(),
-        np.random.default_rng(3), steps,
+        np.random.default_rng(3),
     )  # fmt: skip
     seconds = time.process_time() - began
     for sd in (SMOOTH_SD, SMOOTH_SD / 50):
         found.rows.append([name, f"HalfNormal({sd:g})", *compared(table, grid, exact, sd)])
     found.note = (
-        f"{CHAINS} chains of {steps - WARM_UP} exact draws after {WARM_UP} of warm-up, "
+        f"{CHAINS} chains of {STEPS - WARM_UP} exact draws after {WARM_UP} of warm-up, "
         f"{100 * exact.accepted:.0f} % of proposals accepted, {seconds:.0f} processor seconds. "
         f"Chances are compared at {len(grid)} points: along each of the three numbers, the others "
         "at their means. The last line is the control."

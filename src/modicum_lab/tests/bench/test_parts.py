@@ -1,12 +1,20 @@
 """Timings of Modicum's parts: what they compute, without the clock."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import modicum as mo
 from modicum_lab.bench import tall
 from modicum_lab.bench.parts import __main__ as parts
-from modicum_lab.bench.parts import digest, gpu, numpyro_models, passes, scalable_subsampling
+from modicum_lab.bench.parts import (
+    digest,
+    gpu,
+    numpyro_models,
+    passes,
+    scalable_subsampling,
+    smooths,
+)
 from modicum_lab.bench.stand_ins import plain
 
 
@@ -146,3 +154,20 @@ def test_rows_per_step_bound_the_residuals(monkeypatch, share, holds):
     expansion = np.logaddexp(0, at) + chance * move + chance * (1 - chance) * move**2 / 2
     residuals = np.abs(np.logaddexp(0, at + move) - expansion).sum(axis=0)
     assert (residuals.max() < bound / 2) == holds  # half of it is for each end of a step
+
+
+@pytest.mark.slow
+def test_exact_draws_of_smooths_are_those_of_the_model():
+    rng = np.random.default_rng(2)
+    table = pd.DataFrame(rng.uniform(0, 1, (2_000, 3)), columns=list(smooths.COLUMNS))
+    eta = np.sin(6 * table["hour"]) + table["distance"] ** 2 + np.cos(5 * table["day"])
+    table["late"] = (rng.random(2_000) < 1 / (1 + np.exp(-eta))).astype(float)
+    grid = smooths.grid_of(table)
+    x, y = table[list(smooths.COLUMNS)].to_numpy(), table["late"].to_numpy()
+    exact = smooths.exact_draws(x, y, grid.to_numpy(), np.random.default_rng(3))
+    _, largest, least, most, scales, error = smooths.compared(table, grid, exact, 2.5)
+    assert error < 0.05
+    assert max(largest, scales) < 0.05 + 4 * error
+    assert 0.85 < least < most < 1.15
+    other = smooths.compared(table, grid, exact, 0.05)  # the control: another prior
+    assert max(other[1], other[4]) > 0.5
