@@ -41,10 +41,10 @@ def by_quadrature(table):
     eta = a[:, None, None] + np.exp(log_sd)[:, None] * nodes
     ups, log_share = np.log(expit(eta)), np.log(weight / weight.sum())
     downs, total = np.log(expit(-eta)), 0.0
-    for up, number in counts:
+    for (up, number), times in zip(*np.unique(counts, axis=0, return_counts=True), strict=True):
         terms = up * ups + (number - up) * downs + log_share
         top = terms.max(axis=-1, keepdims=True)
-        total = total + top[..., 0] + np.log(np.exp(terms - top).sum(axis=-1))
+        total = total + times * (top[..., 0] + np.log(np.exp(terms - top).sum(axis=-1)))
     total = total - a[:, None] ** 2 / (2 * 1.5**2) - np.exp(2 * log_sd) / 2 + log_sd
     p = np.exp(total - total.max())
     p /= p.sum()
