@@ -18,7 +18,6 @@ from modicum.methods.ecs.run_checks import COSTLY, DOUBTED, MISLED, UNFIT
 from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import NUTS, WIDER
 from modicum.methods.laplace import (
-    ENOUGH,
     MOST_POOL,
     NOISY,
     Density,
@@ -172,7 +171,7 @@ def _weighted_draws(
     method, started = Laplace(weighted=False), time.perf_counter()
     about, task = weights.about, weights.about.task
     try:
-        proposals = method.weighed(weights, ENOUGH, density)
+        proposals = method.weighed(weights, density)
     except ConvergenceError as error:
         return None, f"not taken: {error}", False
     density = proposals.density
@@ -187,7 +186,7 @@ def _weighted_draws(
         task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
         while curves is not None and not density.suffices(proposals.verdict):
             density = normal_density(about, curves)
-            proposals = method.weighed(weights, ENOUGH, density)
+            proposals = method.weighed(weights, density)
             pool = proposals.pool
             assert pool is not None
             if not density.suffices(proposals.verdict):

@@ -485,7 +485,7 @@ class Laplace(Method):
         settings = StudySettings(levels=backend() != "gpu")
         weights = weigh(settings, task, task.anchor_at_mode())
         density = nested_density(weights.about) or normal_density(weights.about)
-        return self.of(self.weighed(weights, FAR, density))
+        return self.of(self.weighed(weights, density, by_name=True))
 
     @property
     def _first(self) -> int:
@@ -502,8 +502,12 @@ class Laplace(Method):
         density = NestedDensity(pooled, scales, where, notes_at_mode(task, pooled, scales))
         return Proposals.of(density, task, self._first)
 
-    def weighed(self, weights: Weights, tail: float, density: Density) -> Proposals:
-        """Return proposals weighted with a pool of rows, which is enlarged if k is below `tail`."""
+    def weighed(self, weights: Weights, density: Density, by_name: bool = False) -> Proposals:
+        """Return proposals weighted with a pool of rows, which is enlarged if that may help.
+
+        `by_name`: they are to be taken unless they are unreliable, not only if they suffice.
+        """
+        tail = FAR if by_name else ENOUGH
         pool, task = WeighingPool(weights, self.pool or FIRST_POOL), weights.about.task
         proposals = Proposals.of(density, task, self._first).weighed(pool)
         if self.pool is None and not density.suffices(proposals.verdict):
@@ -515,11 +519,12 @@ class Laplace(Method):
             pool = WeighingPool(weights, size)
             proposals = proposals.weighed(pool)
         proposals = self._sharpened(proposals, pool)
-        verdict = proposals.verdict
-        if not self.weighted and verdict.tail < tail and NESTED < verdict.share < EFFECTIVE:
+        density, verdict = proposals.density, proposals.verdict
+        taken = verdict.tail < tail and (by_name or density.suffices(verdict))
+        if taken and not self.weighted and NESTED < verdict.share < EFFECTIVE:
             # a draw of equal weight is the last state of several, so that few are alike
             times = ceil(RICH / verdict.share)
-            proposals = Proposals.of(proposals.density, task, self._first, times).weighed(pool)
+            proposals = Proposals.of(density, task, self._first, times).weighed(pool)
         return proposals
 
     def _sharpened(self, best: Proposals, pool: WeighingPool) -> Proposals:
