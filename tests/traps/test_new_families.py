@@ -27,7 +27,12 @@ def _with(name, field, value):
 @pytest.mark.parametrize(
     ("name", "field", "value", "words"),
     [
-        ("Probit", "y", 2, "is 2 in row 7, but Probit needs outcomes that are 0 or 1"),
+        (
+            "Probit",
+            "y",
+            2,
+            "is 2 in row 7, but Probit needs outcomes that are 0 or 1 (numbers need",
+        ),
         ("Binomial", "y", 1.5, "Binomial needs counts"),
         ("Binomial", "y", 90, "row 7 has 90 successes in"),
         ("Binomial", "trials", 2.5, "in 2.5 trials; 'y' must count the successes"),

@@ -59,8 +59,8 @@ def closed_share_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
 def binary_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
     """0 and 1."""
     return (y != 0) & (y != 1), (
-        "outcomes that are 0 or 1 (for other codes, say which value is the event, as in "
-        "'y == 2 ~ x')"
+        "outcomes that are 0 or 1 (numbers need another family, such as gaussian; of other codes "
+        "say which is the event, as in 'y == 2 ~ x')"
     )
 
 
