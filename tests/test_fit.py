@@ -254,7 +254,7 @@ def test_classes_go_by_their_levels(frame):
     assert labels["cutpoint"] == (("AA|DL", "DL|UA"),)
 
 
-@pytest.mark.parametrize("groups", ["explicit", "integrate"])
+@pytest.mark.parametrize("groups", ["explicit", pytest.param("integrate", marks=pytest.mark.slow)])
 def test_default_priors_of_a_formula_are_those_that_a_fit_uses(groups):
     rng = np.random.default_rng(3)
     table = pd.DataFrame({"age": rng.normal(50, 9, 120), "ward": np.arange(120) % 12})

@@ -145,7 +145,7 @@ def test_slopes_of_a_factor_are_recovered(how):
 def test_effects_are_joined_by_the_levels_of_the_table(frame, tmp_path):
     """Explicit effects were listed by text, '7', which joins with no number of the table."""
     numbered = frame.assign(ward=frame["ward"].str[1:].astype(int))
-    few = SETTINGS | {"method": "hmc", "draws": 10, "tune": 10}
+    few = SETTINGS | {"method": "laplace", "tune": None}
     post = mo.fit(FORMULA, numbered, groups="explicit", progressbar=False, **few)
     table = post.effects("ward")
     assert table.index.dtype == numbered["ward"].dtype

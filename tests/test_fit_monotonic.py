@@ -51,21 +51,17 @@ def exact(table, concentration=1.0, points=60):
     shares = np.stack([first, second, 1 - first - second], axis=1)[inside]
     heights = 3 * np.cumsum(np.c_[np.zeros(len(shares)), shares], axis=1)
     counts, sums = np.bincount(k), np.bincount(k, y)
-    logs, found, squares = [], [], []
-    for share, height in zip(shares, heights, strict=True):
-        X = np.stack([np.ones(4), height], axis=1)
-        precision = (X.T * counts) @ X / NOISE**2 + np.diag([0.04, 1.0])
-        pull = X.T @ sums / NOISE**2
-        V = np.linalg.inv(precision)
-        mean = V @ pull
-        log = pull @ mean / 2 + np.linalg.slogdet(V)[1] / 2
-        logs.append(log + (concentration - 1) * np.log(share).sum())
-        found.append([mean[1], *share, *mean[1] * height[1:]])
-        square = mean[1] ** 2 + V[1, 1]
-        squares.append([square, *share**2, *square * height[1:] ** 2])
-    weight = np.exp(np.array(logs) - max(logs))
-    weight /= weight.sum()
-    mean, square = weight @ np.array(found), weight @ np.array(squares)
+    X = np.stack([np.ones_like(heights), heights], axis=-1)  # of each point of the grid
+    precision = np.einsum("pki,k,pkj->pij", X, counts, X) / NOISE**2 + np.diag([0.04, 1.0])
+    pull, V = np.einsum("pki,k->pi", X, sums) / NOISE**2, np.linalg.inv(precision)
+    mean = np.einsum("pij,pj->pi", V, pull)
+    logs = np.sum(pull * mean, axis=1) / 2 + np.linalg.slogdet(V)[1] / 2
+    logs += (concentration - 1) * np.log(shares).sum(axis=1)
+    step, square = mean[:, 1:], mean[:, 1:] ** 2 + V[:, 1, 1:]
+    found = np.c_[step, shares, step * heights[:, 1:]]
+    squares = np.c_[square, shares**2, square * heights[:, 1:] ** 2]
+    weight = np.exp(logs - logs.max())
+    mean, square = (weight @ each / weight.sum() for each in (found, squares))
     return mean, np.sqrt(square - mean**2)
 
 

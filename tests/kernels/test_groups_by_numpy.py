@@ -90,13 +90,8 @@ def computed(effects, correlated, straight=False):
 RTOL = {"hessian": 1e-12, "nodes": 1e-6, "residuals": 1e-8, "slopes": 1e-4}
 
 
-@pytest.mark.parametrize(
-    ("effects", "correlated"),
-    [
-        (1, True),
-        *(pytest.param(*k, marks=pytest.mark.slow) for k in ((2, False), (2, True), (3, True))),
-    ],
-)
+@pytest.mark.slow  # quick tests of integrated groups compare residuals of chains with passes
+@pytest.mark.parametrize(("effects", "correlated"), [(1, True), (2, False), (2, True), (3, True)])
 def test_numpy_and_compiled_code_agree(effects, correlated, monkeypatch):
     ours = computed(effects, correlated, straight=True)
     for what in ("proxy", "path"):
