@@ -96,7 +96,12 @@ def apart(one, other, loose):
     ]
 
 
-@pytest.mark.parametrize("name", CASES)
+AGAIN = ("without an intercept", "scales", "codes")  # what these have, others have too
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in AGAIN else n for n in CASES]
+)
 def test_numpy_and_compiled_code_agree(name, monkeypatch):
     monkeypatch.setattr(engine, "chunk_rows", lambda rows: 128)
     ours, elsewhere = computed(name), computed(name, t=1e-3)
