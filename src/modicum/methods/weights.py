@@ -41,12 +41,14 @@ from modicum.linalg.columns import ModelMatrix
 from modicum.methods.method import Task
 from modicum.models.model import Batch
 from modicum.passes import Sums
-from modicum.passes.engine import FEW, of_numpy
+from modicum.passes.engine import of_numpy
 from modicum.passes.hessians import map_by_numpy
 from modicum.passes.mode import describe_row
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
+
+FEW = 10_000  # rows for which optimising the code of a pass takes longer than it saves
 
 
 def design_tables(

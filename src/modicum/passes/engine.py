@@ -34,7 +34,6 @@ from modicum.progress import PATIENCE, Progressbar, phase
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers
 from modicum.runtime import (
-    FASTEST_COMPILE,
     SCATTERS,
     Array,
     Pytree,
@@ -89,24 +88,15 @@ def _cut(batch: B, present: Array) -> tuple[B, Array] | None:
     return blocks
 
 
-FEW = 10_000  # rows for which optimising the code of some ten passes takes longer than it saves
-
-
 def compiled_pass(
-    function: Callable[Concatenate[Target, P], R], briefly: int = 0
+    function: Callable[Concatenate[Target, P], R],
 ) -> Callable[Concatenate[Target, P], R]:
-    """Compile a function of a target and a chunk, with options for scatters if rows have codes.
-
-    Chunks of at most `briefly` rows have code that compiles fast.
-    """
+    """Compile a function of a target and a chunk, with options for scatters if rows have codes."""
     plain, scattering = jit(static=0)(function), jit(static=0, options=SCATTERS)(function)
-    brief = jit(static=0, options=FASTEST_COMPILE)(function)
 
     @wraps(function)
     def compiled(target: Target, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        present: Array = args[-1]  # type: ignore[assignment]
-        suitable = scattering if target.scatters else plain
-        return (brief if len(present) <= briefly else suitable)(target, *args, **kwargs)
+        return (scattering if target.scatters else plain)(target, *args, **kwargs)
 
     return compiled
 

@@ -39,7 +39,7 @@ from modicum.linalg.columns import LevelColumns, ModelMatrix
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.integrals import FlatGroups, Groups, Nodes, NumPyGroups
 from modicum.models.model import Batch
-from modicum.passes.engine import FEW, compiled_pass, of_numpy, sum_in_blocks
+from modicum.passes.engine import compiled_pass, of_numpy, sum_in_blocks
 from modicum.rows.grouped_rows import NodePlaces
 from modicum.runtime import SCATTERS, Array, for_numpy, jit
 
@@ -117,7 +117,7 @@ def values_by_numpy(
 # Compiled ---------------------------------------------------------------------------------
 
 
-@partial(compiled_pass, briefly=FEW)
+@compiled_pass
 def linear_hessian_sum(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
