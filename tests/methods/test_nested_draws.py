@@ -13,8 +13,9 @@ import modicum as mo
 from helpers.interrupted import task_of
 from helpers.refusals import unwarned
 from modicum.fit import model_for
+from modicum.kernels import whitening
 from modicum.linalg.arrow import ArrowMatrix
-from modicum.methods import nested_draws
+from modicum.methods import laplace, nested_draws
 from modicum.methods.pilot.anchored_proxy import StudySettings, log_proxies
 from modicum.methods.pilot.study import weigh
 from modicum.models.priors import exact
@@ -99,6 +100,71 @@ def test_draws_of_thin_groups_follow_the_posterior_and_not_its_mode(monkeypatch)
     assert np.sum(post.weights) ** 2 / np.sum(post.weights**2) > 0.5 * post.weights.size
 
 
+def without_volume(u, curves):
+    """Bend draws without the logarithm of the volume."""
+    z, log_volume = whitening.along_curves(u, curves)
+    return z, 0 * log_volume
+
+
+def with_level_of_ones():
+    """Return groups in which a few rows have a level all of whose outcomes are one."""
+    table = few_groups(8, 20, 0.5).assign(x=0.0)
+    table.loc[::25, ["x", "y"]] = 1.0
+    return table
+
+
+def by_quadrature_with_level(table):
+    """Posterior moments of the level's coefficient, the intercept and the sd of the effects."""
+    a, b, log_sd = np.linspace(-2, 3, 41), np.linspace(-3, 22, 61), np.linspace(-7, 2, 41)
+    nodes, weight = np.polynomial.hermite_e.hermegauss(16)
+    rest = a[:, None, None] + np.exp(log_sd)[:, None] * nodes
+    total = 0.0
+    for _, rows in table.groupby("g"):
+        counts = rows.groupby("x")["y"].agg(["sum", "count"])
+        logs = np.log(weight / weight.sum())
+        for x, (up, number) in counts.iterrows():
+            eta = rest[None] + (b[:, None, None, None] if x else 0.0)
+            logs = logs - up * np.log1p(np.exp(-eta)) - (number - up) * np.log1p(np.exp(eta))
+        total = total + np.log(np.exp(logs).sum(axis=-1))
+    total = total - a[:, None] ** 2 / (2 * 1.5**2) - b[:, None, None] ** 2 / (2 * 5.0**2)
+    total = total - np.exp(2 * log_sd) / 2 + log_sd
+    p = np.exp(total - total.max())
+    p /= p.sum()
+    of_all = (p.sum(axis=(1, 2)), b), (p.sum(axis=(0, 2)), a), (p.sum(axis=(0, 1)), np.exp(log_sd))
+    means = np.array([q @ value for q, value in of_all])
+    return means, np.sqrt(np.array([q @ value**2 for q, value in of_all]) - means**2)
+
+
+def test_a_coefficient_that_is_skewed_whatever_the_scales_is_drawn_along_a_curve(monkeypatch):
+    table = with_level_of_ones()
+    means, sds = by_quadrature_with_level(table)
+    priors = PRIORS | {"common": mo.priors.Normal(0, 5)}
+
+    def distances():
+        """Distances of posterior means from quadrature, in their Monte Carlo errors."""
+        with unwarned():  # of a level without zeros
+            post = mo.fit("y ~ x + (1 | g)", table, "logistic", priors=priors, **FIT)
+        assert "given the scales" in post.tuning["method"]
+        found = post.summary().loc[["beta[x]", "intercept", "group_sd[g]"]]
+        error = sds / np.sqrt(found["ess_bulk"].to_numpy())
+        return np.abs(found["mean"].to_numpy() - means) / error
+
+    assert np.all(distances() < 4)
+
+    monkeypatch.setattr(laplace, "along_curves", without_volume)
+    assert not np.all(distances() < 4)
+
+
+@pytest.mark.slow
+def test_draws_with_effects_integrated_out_agree_with_quadrature():
+    fit = FIT | {"priors": PRIORS, "groups": "integrate"}
+    post, (means, sds) = mo.fit("y ~ (1 | g)", THIN, "logistic", **fit), by_quadrature(THIN)
+    assert post.tuning["skewed axes"]
+    assert np.all(errors(post, means, sds) < 4)
+    assert post.summary().loc["group_sd[g]", "sd"] == pytest.approx(sds[1], rel=0.1)
+    assert not np.all(errors(post, *by_quadrature(few_groups(60, 3, 0.5))) < 4)
+
+
 def quadratic_of(groups, draws, slope, bend):
     """Average a log-likelihood that differs by a known quadratic from that of the expansion."""
     table = few_groups(groups, 20, 0.5)
@@ -110,8 +176,8 @@ def quadratic_of(groups, draws, slope, bend):
     drawn = nested_draws.nested_draws(pooled, scales, np.random.default_rng(1), (draws, 1))
     c = drawn.t[:, 0, : len(pooled.pull)]
     more = c @ slope - c**2 @ bend / 2
-    given = drawn.log_marginal + drawn.log_given
-    return pooled, pooled.averaged(drawn, given[:, 0] + more)
+    proposed = drawn.log_marginal - drawn.log_proposal  # log-weight, were it not for `more`
+    return pooled, pooled.averaged(drawn, proposed[:, 0] + more)
 
 
 def test_a_quadratic_difference_is_found_from_draws(monkeypatch):
@@ -142,6 +208,19 @@ def test_information_is_mended_where_it_is_negative():
     assert nested_draws._concave(positive) is positive
 
 
+def test_scales_far_below_all_others_are_conditioned_on_without_overflow():
+    pooled = quadratic_of(8, 50, np.zeros(9), np.zeros(9))[0]
+    h, u = np.array([[-20.0], [-500.0]]), np.zeros((2, 1, 9))
+    with np.errstate(all="raise", under="ignore"):
+        c, log_density, log_marginal = pooled.draw(h, u)
+        near = pooled.draw(np.array([[0.0]]), u[:1])[0]
+    # effects are zero at both, and the same is known of the intercept; not so at a scale of 1
+    np.testing.assert_allclose(c[0], c[1], atol=1e-8)
+    assert np.abs(near - c[:1]).max() > 0.1
+    assert np.all(np.isfinite(log_density))
+    assert np.all(np.isfinite(log_marginal))
+
+
 @pytest.mark.slow  # draws of groups and chains on them are right by quadrature, each by its code
 def test_numpy_and_compiled_code_agree_on_the_log_density_of_the_proxy():
     rng = np.random.default_rng(2)
@@ -163,6 +242,23 @@ def test_coefficients_that_scales_leave_open_are_refused_in_a_sentence(monkeypat
     monkeypatch.setattr(nested_draws.Pooled, "draw", open_)
     with pytest.raises(mo.ConvergenceError, match=r"given some scales .* not determined"):
         fitted(few_groups(3, 50, 0.5))
+
+
+@pytest.mark.slow
+def test_a_pool_of_groups_is_weighed_by_compiled_code_too():
+    rng = np.random.default_rng(3)
+    g, x = np.repeat(np.arange(40), 10), rng.uniform(0, 10, 400)
+    mean = expit(np.sin(x) + 0.5 * rng.normal(size=40)[g])
+    table = pd.DataFrame({"y": rng.beta(5 * mean, 5 * (1 - mean)), "x": x, "g": g})
+    found = {}
+    for groups in ("integrate", "explicit"):
+        method = "laplace"
+        post = mo.fit("y ~ s(x) + (1 | g)", table, "beta", groups=groups, method=method, **FIT)
+        found[groups] = post.summary().loc[["precision", "intercept", "group_sd[g]"]]
+    one, other = found.values()
+    error = one["sd"] * np.sqrt(1 / one["ess_bulk"] + 1 / other["ess_bulk"])
+    assert np.all(np.abs(one["mean"] - other["mean"]) < 4 * error)
+    np.testing.assert_allclose(one["sd"], other["sd"], rtol=0.12)
 
 
 def test_scales_of_a_horseshoe_are_not_drawn():

@@ -352,7 +352,8 @@ def _fitted(excess: Floats) -> tuple[Floats, Floats]:
     theta = theta / (3 * quarter) + 1 / excess[:, -1:]
     mean_logs = np.mean(np.log1p(-theta[:, :, None] * excess[:, None]), axis=2)
     log_likelihood = number * (np.log(-theta / mean_logs) - mean_logs - 1)
-    weight = 1 / np.sum(np.exp(log_likelihood[:, None] - log_likelihood[:, :, None]), axis=2)
+    with np.errstate(over="ignore"):  # a weight of 0
+        weight = 1 / np.sum(np.exp(log_likelihood[:, None] - log_likelihood[:, :, None]), axis=2)
     weight = np.where(weight >= 10 * np.finfo(float).eps, weight, 0.0)
     best = np.array([t @ w / w.sum() for t, w in zip(theta, weight, strict=True)])
     k = np.mean(np.log1p(-best[:, None] * excess), axis=1)

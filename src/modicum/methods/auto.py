@@ -28,6 +28,7 @@ from modicum.methods.laplace import (
     normal_density,
 )
 from modicum.methods.method import Method, Parameters, Plan, Task
+from modicum.methods.nested_draws import not_pooled
 from modicum.methods.pilot.short_chains import ANCHOR_FAR
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import (
@@ -38,6 +39,7 @@ from modicum.methods.skewed_axes import (
 )
 from modicum.methods.without_mode import may_have_mean
 from modicum.progress import duration
+from modicum.rows.grouped_rows import as_groups
 from modicum.runtime import in_double_precision
 
 # Share of effective draws, along skewed axes too, below which NUTS takes trajectories longer than
@@ -174,7 +176,6 @@ def _weighted_draws(
         proposals = method.weighed(weights, density)
     except ConvergenceError as error:
         return None, f"not taken: {error}", False
-    density = proposals.density
     if not density.suffices(proposals.verdict) and may_be_curved(task, about.anchor):
         pool = proposals.pool
         assert pool is not None
@@ -182,14 +183,25 @@ def _weighted_draws(
             # too noisy a pool to see the shape of the posterior, and all rows are few
             method = replace(method, pool=len(task.rows))
             pool = WeighingPool(weights, len(task.rows))
-        curves = skewed_axes(pool.log_posterior, about.centre, about.anchor, pool.whitened)
-        task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
+        where = (pool.log_posterior, about.centre, about.anchor)
+        of_rows = not (task.grouped or _has_scales(task))
+        if of_rows:
+            curves = skewed_axes(*where, pool.whitened)
+            task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
+        else:
+            apart = not_pooled(task.target, task.target.likelihood.size)
+            curves = skewed_axes(*where, places=apart)
         while curves is not None and not density.suffices(proposals.verdict):
-            density = normal_density(about, curves)
-            proposals = method.weighed(weights, density)
+            density = density.along(curves)
+            try:
+                proposals = method.weighed(weights, density)
+            except ConvergenceError:
+                break
             pool = proposals.pool
             assert pool is not None
             if not density.suffices(proposals.verdict):
+                if not of_rows:  # the mode of scales is no guide to a ridge
+                    break
                 curves = curved_ridges(pool.log_posterior, about.centre, curves)
     if not density.suffices(proposals.verdict):
         verdict, pool = proposals.verdict, proposals.pool
@@ -235,15 +247,21 @@ def _has_scales(task: Task) -> bool:
 def _density(weights: Weights) -> Density | None:
     """Return the density whose draws are worth trying: normal, or normal given scales of groups.
 
-    None if the mode is not concave, if units are groups, and for scales that are not of groups.
+    None if the mode is not concave, for scales that are not of groups, and for many groups.
     """
     about, task = weights.about, weights.about.task
     if any(note.code in UNFIT for note in about.anchor.notes):
         return None
     if _has_scales(task):
         return nested_density(about)
-    plain = not task.grouped and about.proxy.where.warp is None and task.target.model.has_mode
-    return normal_density(about) if plain else None
+    plain = about.proxy.where.warp is None and task.target.model.has_mode
+    return normal_density(about) if plain and not (task.grouped and _are_many(task)) else None
+
+
+def _are_many(task: Task) -> bool:
+    """Whether groups have too many rows, each at all nodes, to weigh thousands of draws."""
+    model = task.target.integrated
+    return len(as_groups(task.rows).members) * model.per_effect**model.effects > MOST_POOL
 
 
 def _plan_subsampling(method: HMCECS, weights: Weights, all_rows: Work) -> Plan:

@@ -57,6 +57,7 @@ from modicum.methods.nested_draws import (
 )
 from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
 from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, check_task
+from modicum.methods.pilot.pilot_residuals import values_of_groups
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import explain_curves
 from modicum.models.model import DENSE_LIMIT, Batch
@@ -101,6 +102,9 @@ class WeighingPool:
         if needs_no_compiler(form, proxy):
             self._plain = NumPyResiduals(form, batch, proxy)
             return
+        if self.about.task.grouped:  # they differ in their number of rows, so are one block
+            self._block, self._parts = self.rows, [batch]
+            return
         self._block = min(BLOCK, self.rows)
         self._parts = [self._cached(batch, first) for first in range(0, self.rows, self._block)]
 
@@ -130,6 +134,11 @@ class WeighingPool:
         return PoolWeights(log_posterior, self._noise(slopes / len(z)))
 
     @property
+    def sampled(self) -> bool:
+        """Whether not all rows are in the pool."""
+        return self.rows < len(self.about.task.rows)
+
+    @property
     def whitened(self) -> np.ndarray | None:
         """The rows in whitened coordinates, (rows, d); None without a linear predictor."""
         if self._plain is not None:
@@ -144,7 +153,8 @@ class WeighingPool:
 
     def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Yield slices of draws and of rows, and d_i / c_i for these, (draws, rows)."""
-        evaluate = partial(_block_values, self.about.control_variate)
+        of_part = values_of_groups if self.about.task.grouped else _block_values
+        evaluate = partial(of_part, self.about.control_variate)
         for first in range(0, len(z), DRAWS):
             block = slice(first, first + DRAWS)
             draws = len(z[block])
@@ -152,7 +162,7 @@ class WeighingPool:
 
             @in_double_precision
             def evaluate_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
-                return np.asarray(evaluate(cached, filled, self.about.proxy))
+                return np.asarray(evaluate(cached, self.about.proxy, filled))
 
             for k, values in enumerate(in_threads(evaluate_part, self._parts)):
                 rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
@@ -170,7 +180,7 @@ class WeighingPool:
 
 @jit(static=0)
 def _block_values(
-    control_variate: ControlVariate[Pytree], cached: Pytree, z: Array, proxy: Proxy
+    control_variate: ControlVariate[Pytree], cached: Pytree, proxy: Proxy, z: Array
 ) -> jax.Array:
     """Return d_i / c_i of each row at each draw, (draws, rows)."""
     z = jnp.asarray(z)
@@ -283,6 +293,10 @@ class NormalDensity(NamedTuple):
     def sharpened(self, drawn: DensityDraws, log_posterior: np.ndarray) -> None:
         """Skewed axes do that."""
 
+    def along(self, curves: Curves) -> NormalDensity:
+        """Return the density whose draws follow the posterior's quantiles along axes."""
+        return self._replace(curves=curves)
+
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are good enough with room to spare.
 
@@ -310,12 +324,18 @@ class NormalDensity(NamedTuple):
 
 
 class NestedDensity(NamedTuple):
-    """Scales of pooled terms from their marginal, and coefficients given the scales."""
+    """Scales of pooled terms from their marginal, and coefficients given the scales.
+
+    Coefficients whose posterior is skewed whatever the scales are, as that of an overdispersion
+    near zero, are then moved along `curves` about `centre`.
+    """
 
     pooled: Pooled
     scales: ScaleDensity
     where: Coordinates
     notes: list[ModicumWarning]
+    centre: np.ndarray | float = 0.0
+    curves: Curves | None = None
     middle: np.ndarray | None = None  # not known
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, int]) -> DensityDraws:
@@ -329,7 +349,12 @@ class NestedDensity(NamedTuple):
             ) from fault
         z = self.where.whiten(drawn.t)
         if self.pooled.constant is None:
-            return DensityDraws(z, drawn.log_proposal + drawn.log_given, nested=drawn)
+            log_density = drawn.log_proposal + drawn.log_given
+            if self.curves is not None:
+                bent, log_volume = along_curves(as_either(z - self.centre), self.curves)
+                z = self.centre + np.asarray(bent)
+                log_density = log_density - np.asarray(log_volume)
+            return DensityDraws(z, log_density, nested=drawn)
         rest = drawn.log_given + self.pooled.constant
         return DensityDraws(z, drawn.log_proposal, drawn.log_marginal, rest)
 
@@ -353,10 +378,15 @@ class NestedDensity(NamedTuple):
     def sharpened(self, drawn: DensityDraws, log_posterior: np.ndarray) -> NestedDensity | None:
         """Return the density that follows the log-likelihood on average over draws."""
         assert drawn.nested is not None
-        pooled = self.pooled.averaged(drawn.nested, log_posterior)
+        log_ratio = log_posterior - drawn.log_density.ravel()[: len(log_posterior)]
+        pooled = self.pooled.averaged(drawn.nested, log_ratio)
         if pooled is None:
             return None
         return self._replace(pooled=pooled, scales=ScaleDensity.of(pooled))
+
+    def along(self, curves: Curves) -> NestedDensity:
+        """Return the density whose draws follow the posterior's quantiles along axes."""
+        return self._replace(curves=curves)
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are as good as those of a chain.
@@ -407,12 +437,12 @@ class Proposals(NamedTuple):
         verdict = Verdict.judge(np.unique(drawn.log_posterior - drawn.log_density), 0.0)
         return cls(density, task, drawn, None, drawn.log_posterior.ravel(), verdict, times)
 
-    def weighed(self, pool: WeighingPool) -> Proposals:
-        """Weigh the first thousands."""
+    def weighed(self, pool: WeighingPool, most: int = TRIAL) -> Proposals:
+        """Weigh the first thousands, or as many as `most`."""
         drawn, middle = self.drawn, self.density.middle
-        flat = drawn.z.reshape(-1, drawn.z.shape[2])[:TRIAL]
+        flat = drawn.z.reshape(-1, drawn.z.shape[2])[:most]
         known, noise = pool.weigh(flat, flat.mean(axis=0) if middle is None else middle)
-        verdict = Verdict.judge(known - drawn.log_density.ravel()[:TRIAL], noise)
+        verdict = Verdict.judge(known - drawn.log_density.ravel()[:most], noise)
         return self._replace(pool=pool, log_posterior=known, verdict=verdict)
 
     def all_weighed(self) -> DensityDraws:
@@ -463,13 +493,11 @@ class Laplace(Method):
     @in_double_precision
     def plan(self, task: Task) -> Plan:
         """Find the mode, study the rows, and draw."""
-        no_scales = task.grouped and not has_pooled_scales(task.target)
-        if no_scales or not task.target.model.has_mode:
-            name = "integrated effects" if task.grouped else type(task.target.model).__name__
+        if not task.target.model.has_mode:
             raise SettingError(
                 "method='laplace' draws from a normal approximation at the mode and weights the "
-                f"draws row by row, which is impossible with {name}; use method='hmc-ecs' or "
-                "'nuts'."
+                f"draws row by row, which is impossible with {type(task.target.model).__name__}; "
+                "use method='hmc-ecs' or 'nuts'."
             )
         exact = self.normal_given_scales(task)
         if exact is not None:
@@ -510,7 +538,7 @@ class Laplace(Method):
         tail = FAR if by_name else ENOUGH
         pool, task = WeighingPool(weights, self.pool or FIRST_POOL), weights.about.task
         proposals = Proposals.of(density, task, self._first).weighed(pool)
-        if self.pool is None and not density.suffices(proposals.verdict):
+        if self.pool is None and pool.sampled and not density.suffices(proposals.verdict):
             pool = WeighingPool(weights, LEAST_POOL)
             proposals = proposals.weighed(pool)
         noise = proposals.verdict.noise
@@ -522,9 +550,11 @@ class Laplace(Method):
         density, verdict = proposals.density, proposals.verdict
         taken = verdict.tail < tail and (by_name or density.suffices(verdict))
         if taken and not self.weighted and NESTED < verdict.share < EFFECTIVE:
-            # a draw of equal weight is the last state of several, so that few are alike
+            # A draw of equal weight is the last state of several, so that few are alike. All of
+            # them are judged: one of very many may weigh more than the first thousands showed.
             times = ceil(RICH / verdict.share)
-            proposals = Proposals.of(density, task, self._first, times).weighed(pool)
+            repeated = Proposals.of(density, task, self._first, times)
+            proposals = repeated.weighed(pool, repeated.drawn.log_density.size)
         return proposals
 
     def _sharpened(self, best: Proposals, pool: WeighingPool) -> Proposals:
@@ -613,7 +643,8 @@ def nested_density(about: AnchoredProxy) -> NestedDensity | None:
     if not has_pooled_scales(about.task.target):
         return None
     pooled = Pooled.of(about.task.target, about.anchor)
-    return NestedDensity(pooled, ScaleDensity.of(pooled), about.anchor, about.anchor.notes)
+    scales, anchor = ScaleDensity.of(pooled), about.anchor
+    return NestedDensity(pooled, scales, anchor, anchor.notes, about.centre)
 
 
 def _independence_sampler(

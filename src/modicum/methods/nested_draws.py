@@ -177,17 +177,17 @@ class Pooled:
         none, origin = (np.zeros((width, width)), np.zeros(width)), np.zeros(size)
         return cls(information, pull, *none, origin, pooled, anchor.point[size:], anchor.sd[size:])
 
-    def averaged(self, drawn: Nested, log_posterior: np.ndarray) -> Pooled | None:
+    def averaged(self, drawn: Nested, log_ratio: np.ndarray) -> Pooled | None:
         """Return the quadratic that follows the log-likelihood on average over draws, not at c*.
 
-        `log_posterior` is that of the first draws. Its difference from the log-density that they
-        were drawn from is regressed on the coefficients and on their squares: as the draws are
-        normal, this is the average of its slopes and curvatures (Stein). None if the draws are too
-        few to tell.
+        `log_ratio` is the log-weight of the first draws. But for the proposal of scales it is the
+        difference of two log-densities, which is regressed on the coefficients and on their
+        squares: as the draws are normal, this is the average of its slopes and curvatures (Stein).
+        None if the draws are too few to tell.
         """
-        size, count = len(self.pull), len(log_posterior)
+        size, count = len(self.pull), len(log_ratio)
         t = drawn.t.reshape(-1, drawn.t.shape[2])[:count]
-        gap = log_posterior - (drawn.log_marginal + drawn.log_given).ravel()[:count]
+        gap = log_ratio + (drawn.log_proposal - drawn.log_marginal).ravel()[:count]
         finite = np.isfinite(gap)
         if np.mean(finite) < 1 - 2 * CLIPPED or count < DRAWS_EACH * (2 * size + 1):
             return None
@@ -420,6 +420,14 @@ def pools_all_scales(target: Target) -> bool:
 def has_pooled_scales(target: Target) -> bool:
     """Whether all scales are those of pooled effects, and dense matrices hold the parameters."""
     return pools_all_scales(target) and target.size <= DENSE_LIMIT
+
+
+def not_pooled(target: Target, first: int) -> np.ndarray:
+    """Positions of the coefficients that are not pooled."""
+    inside = np.zeros(first, bool)
+    for term in target.pooled_terms:
+        inside[np.array(term.where)] = True
+    return np.flatnonzero(~inside)
 
 
 class Axis(NamedTuple):

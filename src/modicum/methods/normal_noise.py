@@ -24,6 +24,7 @@ from modicum.methods.nested_draws import (
     ScaleDensity,
     find_mode,
     in_layout,
+    not_pooled,
     pools_all_scales,
 )
 from modicum.models import Target
@@ -50,19 +51,11 @@ def normal_given_scales(task: Task) -> Pooled | None:
     if not pools_all_scales(target) or target.model.has_flat_prior:
         return None
     first = known.likelihood.size  # scales come after
-    apart = _not_pooled(target, first)
+    apart = not_pooled(target, first)
     if not target.has_normal_prior[apart].all() or _others(target):
         return None
     point = np.concatenate([task.start[:first], np.zeros(known.size - first)])
     return _summed(task, known, point, apart)
-
-
-def _not_pooled(target: Target, first: int) -> np.ndarray:
-    """Positions of the coefficients that are not pooled."""
-    inside = np.zeros(first, bool)
-    for term in target.pooled_terms:
-        inside[np.array(term.where)] = True
-    return np.flatnonzero(~inside)
 
 
 def _others(target: Target) -> bool:
@@ -160,7 +153,7 @@ def notes_at_mode(task: Task, pooled: Pooled, density: ScaleDensity) -> list[Mod
     variance = np.concatenate([drawn[0].var(axis=0), np.ones(len(h))])
     covariance = ArrowMatrix.of_diagonal(variance, np.arange(target.size)[:, None], np.arange(0))
     notes = group_notes(target, point, covariance, task.names)
-    apart = _not_pooled(target, first)
+    apart = not_pooled(target, first)
     if not len(apart):
         return notes
     away, slope = _prior(target, point, apart)

@@ -51,6 +51,7 @@ FOLLOWED = np.linspace(-4.0, 4.0, 17)  # where a ridge is found, in normal quant
 FOLLOWS = 3  # sweeps of Newton's method along a ridge
 NEAR = 0.7  # distance of differences there, in standard deviations
 BENT = 30_000  # most density evaluations for ridges
+EVERY = slice(None)
 
 
 def skewed_axes(
@@ -60,6 +61,7 @@ def skewed_axes(
     rows: np.ndarray | None = None,
     grid: int = GRID,
     finer_at_walls: bool = False,
+    places: np.ndarray | slice = EVERY,
 ) -> Curves | None:
     """Return the axes along which a posterior is skewed, with its quantiles; None if none is.
 
@@ -78,8 +80,10 @@ def skewed_axes(
     finer_at_walls
         Whether half of them lie, the second time, where the log-posterior falls steeply. Otherwise
         a curve has a wall up to a step too early or late for chains that move along it.
+    places
+        Parameters in whose directions axes are looked for.
     """
-    axes = _axes(log_posterior, centre, _candidates(anchor, rows))
+    axes = _axes(log_posterior, centre, _candidates(anchor, rows, places))
     if axes is None:
         return None
     count = axes.shape[1]
@@ -177,13 +181,11 @@ class _Ridge(NamedTuple):
 
 
 def may_be_curved(task: Task, anchor: Anchor) -> bool:
-    """Whether skewed axes can be found: a linear predictor, one mode, and no scales of groups."""
-    model, target = task.target.model, task.target
+    """Whether skewed axes can be found: a linear predictor and one mode."""
+    model = task.target.model
     return (
-        model.has_predictors
+        (model.has_predictors or task.grouped)
         and model.has_mode
-        and target.likelihood.size == target.size
-        and not task.grouped
         and isinstance(anchor.factor, np.ndarray)
         and anchor.factor.ndim == 2
         and (anchor.modes is None or len(anchor.modes) == 1)
@@ -193,8 +195,8 @@ def may_be_curved(task: Task, anchor: Anchor) -> bool:
 
 def curves_on_all_rows(task: Task) -> Curves | None:
     """Find skewed axes by passes over all rows, if draws of the normal approximation give cause."""
-    anchor = task.anchor_at_mode()
-    if not may_be_curved(task, anchor):
+    anchor, target = task.anchor_at_mode(), task.target
+    if task.grouped or target.likelihood.size != target.size or not may_be_curved(task, anchor):
         return None
 
     def log_posterior(z: np.ndarray) -> np.ndarray:
@@ -234,10 +236,10 @@ def explain_curves(curves: Curves | None) -> Tuning:
     return {"skewed axes": Chosen(value=curves.axes.shape[1], why=why)}
 
 
-def _candidates(anchor: Anchor, rows: np.ndarray | None) -> np.ndarray:
+def _candidates(anchor: Anchor, rows: np.ndarray | None, places: np.ndarray | slice) -> np.ndarray:
     """Return candidate unit vectors in whitened coordinates, one per row."""
     L, B = anchor.dense_factor, anchor.dense_hessian
-    along = np.concatenate([B @ L, L])  # L'B e_j, and L'e_j
+    along = np.concatenate([B[places] @ L, L[places]])  # L'B e_j, and L'e_j
     if rows is not None:
         along = np.concatenate([along, _longest(rows)])
     length = np.sqrt(np.sum(along**2, axis=1, keepdims=True))

@@ -459,7 +459,7 @@ def evaluate(
     elif few is None:
         values = np.asarray(_values_in_blocks(control_variate, batch, proxy, draws))
     else:
-        values = np.asarray(_values_of_groups(control_variate, batch, proxy, draws))
+        values = np.asarray(values_of_groups(control_variate, batch, proxy, draws))
     ratio = values.sum(axis=1)  # l - sum q
     share = np.full(len(draws), 1 / len(draws))
     if log_proxy is not None:
@@ -498,7 +498,7 @@ def _evaluate(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: Arr
 
 _values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
 # Rows of groups are evaluated at many nodes, so that optimising the code pays.
-_values_of_groups = jit(static=0, options=SCATTERS)(_evaluate)
+values_of_groups = jit(static=0, options=SCATTERS)(_evaluate)
 
 
 def _values_in_blocks(

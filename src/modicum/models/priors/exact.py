@@ -301,6 +301,7 @@ NUDGE = 3e-3  # between points of finite differences in hyperparameters, whose e
 AROUND = np.array([-2.0, -1.0, 1.0, 2.0])  # these points, and their weights for two derivatives
 FIRST, SECOND = np.array([1, -8, 8, -1]) / 12, np.array([-1, 16, 16, -1]) / 12
 LEAST_PRECISION = 1.0  # least precision assumed for the posterior of a sampled log scale
+LEAST_LOG_SD = -300.0  # below it a precision overflows
 LEAST_SHARE = 0.05  # least share of the information that observed effects would give
 
 
@@ -360,6 +361,7 @@ class Effects(ExactTerm):
 
     def precision_given(self, hyper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Precisions of the effects of a level, (..., count, count), and half their log dets."""
+        hyper = np.maximum(hyper, LEAST_LOG_SD)
         lower = np.asarray(covariance_factor(as_either(hyper), self.count))
         inverse = np.linalg.inv(lower)
         log_diagonal = np.log(np.diagonal(inverse, axis1=-2, axis2=-1))
