@@ -276,3 +276,29 @@ def test_large_offsets_that_can_be_held_are_fitted(size):
     anchor = anchor_at_mode(sums, start)
     assert abs(anchor.point[0] - 0.5) < 0.2
     assert abs(anchor.point[1] + size) < 0.2
+
+
+def test_outcomes_known_in_part_are_not_those_of_plain_normal_noise():
+    """Beside smooths and groups the default took censored outcomes for values, errors for none."""
+    rng = np.random.default_rng(1)
+    n = 400
+    data = pd.DataFrame({"x": rng.uniform(0, 6, n), "g": rng.choice(list("abcdefgh"), n)})
+    data["y"] = np.sin(data["x"]) + rng.normal(size=8)[data["g"].map(ord) - 97]
+    data["y"] += rng.normal(size=n)  # with an sd of 1, of which .8 is a known error
+    data["seen"], data["late"] = np.minimum(data["y"], 0.0), data["y"] > 0.0
+    data["error"] = 0.8
+    post = fitted("seen | cens(late) ~ s(x, k=5) + (1 | g)", data, "gaussian")
+    assert abs(post.mean("scale") - 1) < 4 * post.sd("scale")
+    plain = fitted("seen ~ s(x, k=5) + (1 | g)", data, "gaussian")
+    assert 1 - plain.mean("scale") > 6 * plain.sd("scale")
+    post = fitted("y | se(error, sigma=True) ~ s(x, k=5) + (1 | g)", data, "gaussian")
+    assert abs(post.mean("scale") - 0.6) < 4 * post.sd("scale")
+    known = mo.models.Gaussian(scale=1.0, observed=("cens",))
+    assert (
+        known.at_known_scale() is None is mo.models.Lognormal(observed=("cens",)).at_known_scale()
+    )
+    assert mo.models.Gaussian().at_known_scale() is not None
+
+
+def fitted(formula, data, family):
+    return mo.fit(formula, data, family=family, random_seed=1, progressbar=False)

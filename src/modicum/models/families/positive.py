@@ -207,7 +207,7 @@ class Lognormal(_Accelerated):
 
     def at_known_scale(self) -> NormalLogs | None:
         """Return the model of the logarithms with a scale of 1, as `Gaussian` does."""
-        if self.modelled or self.outcome_fields != ("y",):
+        if self.modelled or self.row_fields != ("y",):
             return None
         shared = {field.name: getattr(self, field.name) for field in fields(LinearPredictorModel)}
         return NormalLogs(**shared, scale=1.0)

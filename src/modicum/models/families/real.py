@@ -197,7 +197,7 @@ class Gaussian(ScaleFamily):
 
         None if rows differ in it, or if outcomes are more than numbers.
         """
-        if self.modelled or self.outcome_fields != ("y",):
+        if self.modelled or self.row_fields != ("y",):
             return None
         return self if self.scale is not None else replace(self, scale=1.0)
 
