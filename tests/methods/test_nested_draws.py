@@ -157,8 +157,8 @@ def test_a_coefficient_that_is_skewed_whatever_the_scales_is_drawn_along_a_curve
 
 @pytest.mark.slow
 def test_draws_with_effects_integrated_out_agree_with_quadrature():
-    fit = FIT | {"priors": PRIORS, "groups": "integrate"}
-    post, (means, sds) = mo.fit("y ~ (1 | g)", THIN, "logistic", **fit), by_quadrature(THIN)
+    table, fit = few_groups(60, 10, 0.5), FIT | {"priors": PRIORS, "groups": "integrate"}
+    post, (means, sds) = mo.fit("y ~ (1 | g)", table, "logistic", **fit), by_quadrature(table)
     assert post.tuning["skewed axes"]
     assert np.all(errors(post, means, sds) < 4)
     assert post.summary().loc["group_sd[g]", "sd"] == pytest.approx(sds[1], rel=0.1)
@@ -440,8 +440,8 @@ def at_their_mode(density, rng, count):
     return np.tile(density.mode, (count, 1)), np.zeros(count)
 
 
-def without_prior(kinds, hyper, numbers):
-    return hyper[..., : len(kinds)].sum(axis=-1)  # a flat density of the standard deviations
+def without_prior(scales, eta, hyper):
+    return hyper[..., : len(scales)].sum(axis=-1)  # a flat density of the standard deviations
 
 
 @pytest.mark.slow

@@ -110,3 +110,16 @@ def test_where_times_overflow_near_the_mode_the_default_runs_nuts():
         planned(model, rows, mo.HMCECS())
     plan, _ = planned(model, rows, mo.Auto())
     assert plan.tuning["method"].startswith("NUTS on all rows, since")
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_level_without_rows_of_a_class_divides_by_nothing():
+    rng, n = np.random.default_rng(0), 2_000
+    g, f = rng.integers(0, 12, n), rng.integers(0, 2, n)
+    f[g == 1] = 0
+    chance = 1 / (1 + np.exp(-rng.normal(size=12)[g] - f * rng.normal(size=12)[g]))
+    table = pd.DataFrame({"g": g, "f": np.array(["a", "b"])[f], "y": rng.random(n) < chance})
+    run = {"method": "laplace", "random_seed": 1, "progressbar": False}
+    effects = mo.fit("y ~ f + (1 + f | g)", table, **run).effects("g")["mean"].unstack("effect")
+    slopes = effects[next(name for name in effects if "f[b]" in name)].abs()
+    assert slopes[1] < slopes.median()  # nothing but its intercept tells of it

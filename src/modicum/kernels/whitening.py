@@ -232,7 +232,9 @@ def _moved(
     `log_scale` is relative to its anchor; `away` and `point` are r - t* and t* of the entries.
     """
     xp, own_scale = namespace(away), log_scale[..., warp.term]
-    tighter = xp.logaddexp(xp.log(warp.ratio), -2 * own_scale) - xp.log1p(warp.ratio)
+    with np.errstate(divide="ignore"):  # a level about which the rows say nothing
+        log_ratio = xp.log(warp.ratio)
+    tighter = xp.logaddexp(log_ratio, -2 * own_scale) - xp.log1p(warp.ratio)
     growth = -0.5 * tighter
     common = away @ warp.shared.T
     moved = point * xp.expm1(2 * growth)
