@@ -33,11 +33,17 @@ COLOURS = {
     "numpyro-nuts": "#0e7490",
     "blackjax-nuts": METHOD_COLOURS["nuts"],
     "blackjax-mclmc": "#166534",
+    "blackjax-pathfinder": "#a3a3a3",
     "blackjax-sgld": "#84cc16",
     "blackjax-sghmc": "#14b8a6",
     "laplace": "#6b7280",
     "statsmodels": "#111827",
+    "glum": "#78350f",
+    "nutpie": "#7e22ce",
+    "bambi": "#c084fc",
+    "pymc-advi": "#db2777",
 }
+APPROXIMATIONS = ("laplace", "statsmodels", "glum", "blackjax-pathfinder", "pymc-advi")
 
 
 class Dot(NamedTuple):
@@ -77,7 +83,7 @@ def write_pictures(results: Results, out: Path) -> list[str]:
 
 def _rates(results: Results) -> MatplotlibFigure:
     """Plot samplers only: an approximation can draw as many independent draws as needed."""
-    names = [name for name in CONTENDERS if name not in ("laplace", "statsmodels")]
+    names = [name for name in CONTENDERS if name not in APPROXIMATIONS]
     ax = _against_rows(results, names, lambda m: m.middle("rate"))
     ax.set_ylabel("effective draws per second")
     wrong = [

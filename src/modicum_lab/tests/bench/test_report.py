@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from modicum_lab.bench.contenders import CONTENDERS
 from modicum_lab.bench.machine import describe_machine, in_words
 from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.report import from_json, markdown, to_json, write_report
@@ -77,6 +78,11 @@ def test_the_report_is_written_with_its_pictures(tmp_path):
         assert (tmp_path / f"{name}.png").stat().st_size > 5_000
         assert (tmp_path / f"{name}.svg").exists()
         assert f"({name}.png)" in page.read_text()
+
+
+def test_every_contender_is_drawn(tmp_path):
+    everybody = [measurements("higgs-1m", name, run_result(rate=9)) for name in CONTENDERS]
+    assert (write_report(results(everybody), tmp_path).parent / "memory.svg").exists()
 
 
 def test_the_machine_is_described():
