@@ -54,6 +54,7 @@ class Dot(NamedTuple):
     mark: Mark
 
 
+COLUMN = 2.7  # inches of a legend's column
 LEAST, MOST = 1e-4, 1e3  # errors are clipped to this range: some diverge by powers of ten
 MARKS: dict[Mark, dict[str, Any]] = {
     "wrong": {"marker": "X", "markersize": 10},
@@ -167,7 +168,8 @@ def _key(figure: Figure, names: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     dots = [Line2D([], [], linestyle="", marker="o", color=COLOURS[name]) for name in names]
-    look = {"loc": "outside lower center", "ncols": 4, "frameon": False, "fontsize": 8}
+    columns = int(figure.get_figwidth() / COLUMN)
+    look = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 8}
     title = (
         "dot: right or slightly off; cross: a mean or an sd is wrong; ring: too few draws to tell"
     )
