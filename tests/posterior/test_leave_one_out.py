@@ -113,6 +113,21 @@ def test_copies_of_a_draw_are_no_tail(post):
     assert theirs.pareto_k.max() > 0.7  # the control
 
 
+def test_copies_of_a_draw_with_other_signs_are_no_copies(post):
+    draws = {name: np.repeat(x[:, :500], 4, axis=1) for name, x in post.draws.items()}
+    sign = np.ones((post.chains, 500, 4))
+    beyond = draws["intercept"][:, ::4] > CONJUGATE.mean[-1]
+    sign[beyond, 2:] = -1  # draws on one side cancel, as if they were not there
+    some = {name: x[:, :500].reshape(-1, *x.shape[2:]) for name, x in post.draws.items()}
+    kept = {name: x[~beyond.ravel()][None] for name, x in some.items()}
+    copied = made(CONJUGATE.model, rows=CONJUGATE.rows, draws=draws)
+    with warnings.catch_warnings(action="ignore"):  # of half a posterior
+        result = replace(copied, weights=sign.reshape(post.chains, -1)).loo()
+        alone = made(CONJUGATE.model, rows=CONJUGATE.rows, draws=kept).loo()
+    assert abs(result.elpd - alone.elpd) < 0.05
+    assert abs(result.elpd - EXACT.sum()) > 0.15  # the control: what all draws would give
+
+
 def test_drawn_rows_estimate_the_same_without_bias(post, left_out):
     results = [post.loo(subsample=40, random_seed=seed) for seed in range(12)]
     found = np.array([result.elpd for result in results])

@@ -460,7 +460,8 @@ def _prepare(
         )
     subset = {name: x[counts] for name, x in subset.items()}
     sums, points = sums_at(source, rows, subset, progressbar)
-    moved = np.r_[True, np.any(np.diff(points, axis=0), axis=1)]  # and not a copy of the one before
+    # and not a copy of the one before; a chain may stay where its estimate's sign changes
+    moved = np.r_[True, np.any(np.diff(np.c_[points, weights[counts]], axis=0), axis=1)]
     times = np.diff(np.append(np.flatnonzero(moved), len(points)))
     points, weights = points[moved], weights[counts][moved]
     log_weight, sign = np.log(np.abs(weights)), np.sign(weights)
