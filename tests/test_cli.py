@@ -11,7 +11,7 @@ from rich.console import Console
 
 import modicum as mo
 from helpers.command import done, failed, run
-from helpers.refusals import unwarned
+from helpers.refusals import refused, unwarned
 from modicum.cli import app
 from modicum.cli.fitting import build_model, chosen_columns, read_rows
 
@@ -103,18 +103,6 @@ def test_resumes_to_the_same_draws(csv, tmp_path, monkeypatch):
     assert "Continuing from the checkpoint" in result.stdout
     one, other = (mo.Posterior.load(tmp_path / f / "posterior") for f in ("whole", "killed"))
     np.testing.assert_array_equal(one["beta"], other["beta"])
-
-
-def test_stopped_before_the_first_draw(csv, tmp_path, monkeypatch):
-    def stopped(*arguments, **settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("modicum.run.checkpoint.Checkpoint.remember", stopped)
-    command = ["fit", csv, *USUAL, *SHORT]
-    result = run(*command, "--out", tmp_path / "run")
-    assert result.exit_code == 130
-    assert result.stderr.endswith("Stopped: run the same command again to continue.\n")
-    assert "Traceback" not in result.stderr
 
 
 def test_a_checkpoint_of_another_run_is_refused(csv, tmp_path):
@@ -225,8 +213,7 @@ def test_families_by_name():
     ],
 )
 def test_unknown_settings_of_families_are_refused(family, options, settings, words):
-    with pytest.raises(mo.SettingError, match=words):
-        build_model(family, options, settings)
+    refused(mo.SettingError, words, build_model, family, options, settings)
 
 
 def test_every_family_and_its_settings_are_in_the_help():

@@ -1,8 +1,6 @@
 """`mo.fit`: table in, table out."""
 
-import json
 import warnings
-import zipfile
 
 import numpy as np
 import pandas as pd
@@ -13,6 +11,7 @@ import pyarrow.dataset
 import pytest
 
 import modicum as mo
+from helpers.disks import change_page
 from helpers.refusals import refused, unwarned
 from modicum.fit import model_for
 from modicum.log_posterior import LogPosterior
@@ -190,19 +189,16 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_file_is_refused(frame, post, tmp_path, kind):
-    post.save(tmp_path / "post")
-    with zipfile.ZipFile(tmp_path / "post") as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    page = json.loads(members["posterior.json"])
     place, value, words = HOSTILE[kind]
-    entry = page["rows"]["schema"]["origin"]
-    for step in place[:-1]:
-        entry = entry[step]
-    entry[place[-1]] = value
-    members["posterior.json"] = json.dumps(page).encode()
-    with zipfile.ZipFile(tmp_path / "bad", "w", zipfile.ZIP_STORED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
+
+    def change(page):
+        entry = page["rows"]["schema"]["origin"]
+        for step in place[:-1]:
+            entry = entry[step]
+        entry[place[-1]] = value
+
+    post.save(tmp_path / "bad")
+    change_page(tmp_path / "bad", "posterior.json", change)
     load, new = mo.Posterior.load, frame.iloc[:2]
     refused(mo.ModicumError, words, lambda: load(tmp_path / "bad").predict(new))
 

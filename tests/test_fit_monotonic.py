@@ -6,6 +6,7 @@ import pytest
 
 import modicum as mo
 from helpers.refusals import refused, unwarned
+from helpers.targets import numpyro_draws
 from modicum import plots
 from modicum.errors import DataError, SettingError
 from modicum.models.constraints import monotonic_steps
@@ -110,7 +111,6 @@ def test_logistic_effects_with_an_interaction_are_numpyros():
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
-    from numpyro.infer import MCMC, NUTS
 
     rng = np.random.default_rng(4)
     table = made([0.3, 0.1, 0.6], 2_000)
@@ -133,10 +133,8 @@ def test_logistic_effects_with_an_interaction_are_numpyros():
         numpyro.sample("late", dist.Bernoulli(logits=eta), obs=late)
 
     def away(**how):
-        run = MCMC(NUTS(model), num_warmup=500, num_samples=2_000, progress_bar=False)
         with jax.enable_x64(True):
-            run.run(jax.random.key(1), **how)
-        theirs = {name: np.asarray(draws) for name, draws in run.get_samples().items()}
+            theirs = numpyro_draws(model, 1, warmup=500, draws=2_000, **how)
         columns = [theirs["b"], theirs["d"], *theirs["s1"].T, *theirs["s2"].T]
         ours = pd.concat([post.summary(["mean_step"]), post.summary(["step_share"])])
         gaps = [(o - t.mean()) / t.std() for o, t in zip(ours["mean"], columns, strict=True)]

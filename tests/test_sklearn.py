@@ -265,11 +265,6 @@ def test_families_that_are_not_for_it(family, words):
     refused(mo.SettingError, words, Regressor(family).fit, np.eye(3), np.arange(3.0))
 
 
-def test_one_class_is_refused():
-    with pytest.raises(mo.DataError, match="all of these are of class 'a'"):
-        LogisticRegression().fit(np.eye(3), ["a", "a", "a"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [LogisticRegression, LinearRegression, PoissonRegressor, Regressor]

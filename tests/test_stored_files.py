@@ -7,7 +7,6 @@ folders of earlier ones, as docs/stability.md promises.
 import json
 import shutil
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.disks import change_page
 from helpers.refusals import refused
 
 STORED = Path(__file__).parent / "stored"
@@ -74,16 +74,6 @@ def test_files_of_a_version_say_what_they_said(version):
     assert agree(answers(STORED / version), kept)
 
 
-def make_newer(path, page):
-    """Let a file say that it is of a later format."""
-    with zipfile.ZipFile(path) as archive:
-        held = {name: archive.read(name) for name in archive.namelist()}
-    held[page] = held[page].replace(b'"version": ', b'"version": 9', 1)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in held.items():
-            archive.writestr(name, content)
-
-
 def test_a_file_of_another_format_is_refused_and_one_with_other_numbers_is_noticed(tmp_path):
     """Neither passes for the file of the version."""
     folder = tmp_path / "files"
@@ -93,7 +83,7 @@ def test_a_file_of_another_format_is_refused_and_one_with_other_numbers_is_notic
     assert agree(kept, kept)
     assert not agree(kept | other, kept)
     for name, load in (("posterior", mo.Posterior.load), ("digest", mo.Digest.load)):
-        make_newer(folder / name, f"{name}.json")
+        change_page(folder / name, f"{name}.json", lambda page: page.update(version=9))
         refused(mo.DataError, "newer Modicum .format 9", load, folder / name)
     page = folder / "rows" / "rows.json"
     page.write_text(page.read_text().replace('"version": ', '"version": 9', 1))

@@ -156,6 +156,17 @@ def exact_draws(log_density, start, count=2_000, seed=1):
     return points[rng.permutation(picked)].reshape(2, -1, d)
 
 
+def numpyro_draws(model, seed, warmup=300, draws=1_500, target=0.8, **arguments):
+    """Return draws (draw, ...) by name of one chain of NumPyro's NUTS, in its order of sites."""
+    import jax
+    from numpyro.infer import MCMC, NUTS
+
+    kernel = NUTS(model, target_accept_prob=target)
+    run = MCMC(kernel, num_warmup=warmup, num_samples=draws, progress_bar=False)
+    run.run(jax.random.key(seed), **arguments)
+    return {name: np.asarray(value, float) for name, value in run.get_samples().items()}
+
+
 def probabilities(tables, n):
     """Return the probability of each of n rows by tables of weights, class by class."""
     found = np.zeros(n)

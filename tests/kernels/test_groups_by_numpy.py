@@ -1,17 +1,19 @@
 """Sums and residuals of groups in NumPy equal the compiled ones."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.targets import sums_of
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.expansion import expansion_coordinates, group_proxy, variance_unit
-from modicum.ledger import Ledger
 from modicum.methods.pilot.pilot_residuals import evaluate, slopes
 from modicum.models import IntegratedEffects, Target
-from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
+from modicum.passes import anchor_at, with_nodes
 from modicum.runtime import in_double_precision
 
 GROUPS = 30
@@ -27,10 +29,7 @@ def made(effects, correlated):
     rows = mo.Rows(x=x, y=y, g=g, weight=weight, offset=offset, codes={"shop": shop})
     slopes = ("x0", "x1")[: effects - 1]
     model = IntegratedEffects(mo.models.Logistic(), "g", slopes=slopes, correlated=correlated)
-    units = model.units(rows)
-    ledger = Ledger(rows=len(units))
-    target, start = Target.of(model, units, ledger)
-    sums = Sums(target, units, LocalEngine(1, progressbar=False), ledger)
+    sums, start = sums_of(model, model.units(rows))
     return sums, start + 0.1 * rng.normal(size=len(start))
 
 
@@ -60,7 +59,7 @@ def computed(effects, correlated, straight=False):
     """Return all that NumPy or compiled code finds, also along paths `straight` in the variance."""
     sums, t = made(effects, correlated)
     target, groups = with_nodes(sums, t)
-    anchor = anchor_at(Sums(target, groups, sums.engine, sums.ledger), t)
+    anchor = anchor_at(replace(sums, target=target, rows=groups), t)
     proxy = group_proxy(anchor, target, 2, variance_unit(target.likelihood, t, groups))
     form, share = control_variate(target, 2), np.full(GROUPS, 1 / GROUPS)
     batch = groups.take(np.arange(GROUPS)) | {"probability": np.full(GROUPS, 0.5)}

@@ -12,6 +12,7 @@ from scipy.stats import multinomial, norm
 
 import modicum as mo
 from helpers.refusals import refused
+from helpers.targets import numpyro_draws
 from modicum.errors import ModicumError, SettingError
 from modicum.fit import model_for
 from modicum.models import Target
@@ -132,10 +133,7 @@ def reference(table):
         logits = jnp.concatenate([total, jnp.zeros((len(x), 1))], axis=1)
         numpyro.sample("y", dist.Categorical(logits=logits), obs=road)
 
-    sampler = numpyro.infer.NUTS(model)
-    run = numpyro.infer.MCMC(sampler, num_warmup=300, num_samples=1500, progress_bar=False)
-    run.run(jax.random.key(5))
-    drawn = {name: np.asarray(value, float) for name, value in run.get_samples().items()}
+    drawn = numpyro_draws(model, seed=5)
     sd = drawn["sd"]
     return np.column_stack([drawn["beta"], np.log(sd), (sd[:, None] * drawn["u"])[:, 0]])
 
@@ -331,10 +329,7 @@ def reference_of_stages(table):
             logits = level[k] + common[at] + slope[k] * (z - z.mean())[at]
             numpyro.sample(f"on_{k}", dist.Bernoulli(logits=logits), obs=1 * (y[at] > k))
 
-    sampler = numpyro.infer.NUTS(model)
-    run = numpyro.infer.MCMC(sampler, num_warmup=300, num_samples=1500, progress_bar=False)
-    run.run(jax.random.key(11))
-    drawn = {name: np.asarray(value, float) for name, value in run.get_samples().items()}
+    drawn = numpyro_draws(model, seed=11)
     cut = drawn["slope"] * z.mean() - drawn["level"] + drawn["beta"][:, None] * x.mean()
     return np.column_stack([drawn["beta"], np.log(drawn["sd"]), drawn["slope"], cut])
 

@@ -1,4 +1,4 @@
-"""Softmax, precision far out, priors given as scales, and names."""
+"""Softmax, precision far out, priors given as scales, and settings and rows that are refused."""
 
 import jax
 import numpy as np
@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows
 from modicum.models import Target
 
@@ -68,24 +69,6 @@ def test_prior_is_independent_normal(scale, x64):
     np.testing.assert_allclose(jax.jit(model.log_prior)(theta), truth, rtol=1e-12)
 
 
-def test_without_intercept_columns_are_left_alone(x64):
-    rows = logistic_rows(30)
-    model = M.Logistic(prior_scale=2.5, intercept=False).resolved(rows)
-    theta = _theta(model, rows)
-    assert list(theta) == ["beta"]
-    np.testing.assert_allclose(model.linear(theta, all_of(rows)), all_of(rows)["x"] @ theta["beta"])
-    truth = stats.norm.logpdf(theta["beta"], 0, 2.5).sum()
-    np.testing.assert_allclose(model.log_prior(theta), truth)
-
-
-def test_labels_name_columns_and_classes():
-    rows = gaussian_rows(10, columns=["age", "dose", "bmi"])
-    assert M.Gaussian().labels(rows)["beta"] == (("age", "dose", "bmi"),)
-    labels = M.Softmax().labels(class_rows(50, columns=["a", "b"]))
-    assert labels["beta"] == (("class 0", "class 1"), ("a", "b"))
-    assert labels["intercept"] == (("class 0", "class 1"),)
-
-
 def test_models_hash_by_value():
     a, b = M.Logistic(prior_scale=np.array([1.0, 2.0])), M.Logistic(prior_scale=[1, 2])
     assert a == b
@@ -93,3 +76,38 @@ def test_models_hash_by_value():
     assert a != M.Logistic(prior_scale=(1.0, 3.0))
     rows = logistic_rows(20, 2)
     assert hash(Target.of(a, rows)[0]) == hash(Target.of(b, rows)[0])
+
+
+# What is refused -----------------------------------------------------------------------------
+
+
+WRONG = {
+    "prior_scale": [0, -1.0, np.nan, np.inf, [], [1.0, 0.0], np.ones((2, 2)), "wide"],
+    "intercept_scale": [0, "wide"],
+    "intercept": ["no"],
+    "scale": [0.0, "one"],
+    "scale_prior": [-1, np.inf],
+    "df": [0, "four"],
+    "classes": [1, 2.5, "three"],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_settings(name):
+    family = M.Softmax if name == "classes" else M.StudentT
+    for value in WRONG[name]:
+        refused(mo.SettingError, name, family, **{name: value})
+
+
+def test_fields_that_are_missing_or_misshapen():
+    x, y = np.ones((4, 2)), np.array([0.0, 1, 0, 1])
+    three = M.Logistic(prior_scale=[1.0, 2.0, 3.0])
+    for error, words, model, rows in (
+        (mo.DataError, "'y'", M.Logistic(), mo.Rows(x=x)),
+        (mo.DataError, "'x'", M.Logistic(), mo.Rows(y=y)),
+        (mo.DataError, "matrix", M.Logistic(), mo.Rows(x=y, y=y)),
+        (mo.DataError, "one outcome per row", M.Gaussian(), mo.Rows(x=x, y=x)),
+        (mo.SettingError, "3 entries for 2 columns", three, mo.Rows(x=x, y=y)),
+        (mo.SettingError, "single class", M.Softmax(), mo.Rows(x=x, y=np.zeros(4))),
+    ):
+        refused(error, words, Target.of, model, rows)

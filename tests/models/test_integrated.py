@@ -1,5 +1,6 @@
 """Integrated groups, against brute-force quadrature, autodiff and explicit effects."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -13,17 +14,16 @@ from scipy.stats import norm
 
 import modicum as mo
 from helpers.refusals import refused
-from helpers.targets import exact_draws, softplus
+from helpers.targets import exact_draws, softplus, sums_of
 from modicum import plots
 from modicum.errors import DataError
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.expansion import group_proxy, variance_unit
-from modicum.ledger import Ledger
 from modicum.methods.whole_groups import quadrature_doubts
-from modicum.models import FAMILIES, IntegratedEffects, Target, integrated
+from modicum.models import FAMILIES, IntegratedEffects, integrated
 from modicum.models.model import unflattened
 from modicum.models.priors.resolved import OWN
-from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
+from modicum.passes import anchor_at, with_nodes
 from modicum.passes.integrated_groups import draw_effects
 from modicum.passes.sums import _hessian_sum
 from modicum.posterior.group_effects import _check_acceptance
@@ -47,12 +47,8 @@ def simulated(family, seed=1):
 
 def problem(family, effects, **settings):
     """Return sums over groups, and a point near the start."""
-    rows = simulated(family)
     model = IntegratedEffects(family, "g", slopes=("x0", "x1")[: effects - 1], **settings)
-    units = model.units(rows)
-    ledger = Ledger(rows=len(units))
-    target, start = Target.of(model, units, ledger)
-    sums = Sums(target, units, LocalEngine(1, progressbar=False), ledger)
+    sums, start = sums_of(model, model.units(simulated(family)))
     return sums, start + 0.1 * np.random.default_rng(2).normal(size=len(start))
 
 
@@ -118,13 +114,11 @@ def test_few_large_groups(kind):
     x, u = rng.normal(size=(len(g), 1)), 0.3 * rng.normal(size=5)
     y = rng.random(len(g)) < 1 / (1 + np.exp(0.5 - 0.7 * x[:, 0] - u[g]))
     model = kind(mo.models.Logistic(), "g", group_sd=1.0)
-    units = model.units(mo.Rows(x=x, y=y, g=g))
-    target, _ = Target.of(model, units)
-    sums = Sums(target, units, LocalEngine(1, progressbar=False), Ledger(rows=5))
+    sums, _ = sums_of(model, model.units(mo.Rows(x=x, y=y, g=g)))
     t = np.array([0.7, np.log(0.25), -0.5])
     away = np.array(list(product([0.0], [-0.7, 0.0, 1.2], [-0.4, 0.0, 0.3])))
     target, groups = with_nodes(sums, t)
-    kept = Sums(target, groups, sums.engine, sums.ledger)
+    kept = replace(sums, target=target, rows=groups)
     error = kept.values(t + away, "mode") - sums.values(t + away, "mode")
     assert (np.abs(error).max() < 1e-6) == (kind is IntegratedEffects)
     # the guard that checks the draws of a run notices
@@ -142,7 +136,8 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
     del error
     sums, t = problem(family, effects)
     target, groups = with_nodes(sums, t)
-    anchor = anchor_at(Sums(target, groups, sums.engine, sums.ledger), t)
+    there = replace(sums, target=target, rows=groups)
+    anchor = anchor_at(there, t)
     cv = control_variate(target, 2)
     proxy = group_proxy(anchor, target, 2, variance_unit(target.likelihood, t, groups))
     ids = np.array([3, 0, 7, 7])
@@ -171,8 +166,7 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
         return cv.log_proxy(z, proxy) - target.log_prior(moved) + jnp.sum(residuals)
 
     total = anchor.C + added_up(everything)
-    exact = Sums(target, groups, sums.engine, sums.ledger).value(moved, "mode")
-    assert abs(float(total) - exact) < 1e-8
+    assert abs(float(total) - there.value(moved, "mode")) < 1e-8
 
 
 @pytest.fixture(scope="module")

@@ -168,15 +168,6 @@ def test_nested_parameters_are_named_by_path():
     refused(mo.SettingError, "predict", model.expected, init, {})
 
 
-def test_identity_knows_code_and_what_it_closes_over():
-    def of(s, power=2):
-        model = mo.Model(lambda th, power=power: -jnp.sum((th["a"] / s) ** power), decay)
-        return Target.of(model, FOUR)[0].identity
-
-    assert of(1.0) == of(1.0)
-    assert len({of(1.0), of(2.0), of(1.0, 4), of(np.ones(3)), of(2 * np.ones(3))}) == 5
-
-
 MIXED = [lambda y: y - jnp.mean(y), lambda y: y / len(y), lambda y: y - jnp.roll(y, 1)]
 
 

@@ -9,7 +9,7 @@ from scipy import integrate, stats
 
 import modicum as mo
 from helpers.refusals import refused
-from helpers.targets import gaussian_rows, sums_of
+from helpers.targets import gaussian_rows, numpyro_draws, sums_of
 from modicum.models.over_draws import ModelPredictor, rebuild
 from modicum.models.priors.distributions import as_tree
 from modicum.passes import anchor_at_mode
@@ -238,10 +238,7 @@ def test_r2d2_agrees_with_its_definition_in_numpyro():
         numpyro.sample("y", dist.Normal(intercept + x @ beta, sigma), obs=y)
 
     with jax.enable_x64(True):
-        kernel = numpyro.infer.NUTS(by_definition, target_accept_prob=0.98)
-        sampler = numpyro.infer.MCMC(kernel, num_warmup=1000, num_samples=4000, progress_bar=False)
-        sampler.run(jax.random.key(1))
-        truth = np.asarray(sampler.get_samples()["beta"])
+        truth = numpyro_draws(by_definition, 1, warmup=1000, draws=4000, target=0.98)["beta"]
     priors = {"common": P.R2D2(), "intercept": P.Normal(0, 10), "scale": P.HalfCauchy(2)}
     rows = mo.Rows(x=x, y=y)
 

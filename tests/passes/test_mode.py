@@ -109,12 +109,6 @@ def separated(columns=None):
     return mo.Rows(x=x, y=(x[:, 0] > 0) * 1.0, columns=columns)
 
 
-def test_perfect_separation_with_a_proper_prior_is_a_mode():
-    at, record = mode_of(M.Logistic(), separated())
-    assert record.converged
-    assert 3 < at.point[0] < 20
-
-
 def test_an_unconverged_point_is_never_called_a_mode(monkeypatch):
     monkeypatch.setattr(mode, "MAX_STEPS", 1)
     with pytest.raises(mo.ConvergenceError, match="no mode was found: after 2 passes") as caught:

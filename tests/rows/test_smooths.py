@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.interpolate import BSpline
 
 from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
@@ -22,14 +21,6 @@ def columns_of(formula, table=TABLE, **options):
     rows = read_formula(formula, table, progressbar=False, **options)
     (chunk,) = rows.chunks(len(rows))
     return rows.columns, np.asarray(chunk["x"])
-
-
-def test_splines_are_those_of_scipy():
-    low, high, k = X.min(), X.max(), 9
-    knots = low + (high - low) / (k - 3) * np.arange(-3, k + 1)
-    inside = np.clip(X, low, high - 1e-9)
-    theirs = BSpline.design_matrix(inside, knots, 3).toarray()
-    np.testing.assert_allclose(Basis(low, high, k).at(inside), theirs, atol=1e-12)
 
 
 def test_splines_go_on_as_lines_and_cycles_meet():
@@ -51,17 +42,6 @@ def test_penalty_of_coefficients_is_their_square(cyclic):
     c = basis.roots @ u
     second = np.diff(np.r_[c[-1], c, c[0]] if cyclic else c, 2)
     assert second @ second == pytest.approx(u @ u)
-
-
-def test_columns_are_a_line_and_wiggles_of_average_size_one():
-    names, x = columns_of("y ~ s(x, k=7) + z")
-    assert names == ("s(x)[linear]", "z", *(f"s(x)[{j}]" for j in range(1, 6)))
-    np.testing.assert_allclose(x[:, 0], X - X.mean(), atol=1e-12)
-    np.testing.assert_allclose(x[:, 2:].mean(axis=0), 0.0, atol=1e-12)
-    assert np.mean(np.sum(x[:, 2:] ** 2, axis=1)) == pytest.approx(1.0)
-    every = np.column_stack([np.ones(len(x)), x[:, 0], x[:, 2:]])
-    splines = Basis(X.min(), X.max(), 7).at(X)
-    assert np.linalg.matrix_rank(np.column_stack([every, splines])) == 7
 
 
 def test_a_row_of_weight_three_counts_as_three():

@@ -21,24 +21,6 @@ def store(tmp_path):
     return tmp_path / "s"
 
 
-def test_files_are_plain(store):
-    assert sorted(p.name for p in store.iterdir()) == [
-        "rows-00000.npy",
-        "rows-00001.npy",
-        "rows.json",
-    ]
-    shard = np.load(store / "rows-00001.npy")
-    assert shard.shape == (4000, 5)
-    assert shard.dtype == np.float32
-    assert shard[0].tolist() == [24000, 24001, 24002, 24003, 0]
-    about = json.loads((store / "rows.json").read_text())
-    assert about["format"] == "modicum-rows"
-    assert about["version"] == 1
-    assert about["fields"][1] == {"name": "y", "shape": [], "span": [4, 5]}
-    assert [s["rows"] for s in about["shards"]] == [6000, 4000]
-    assert len(Rows.open(store, verify=True)) == 10_000
-
-
 def test_another_version_and_no_store(store):
     path = store / "rows.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))

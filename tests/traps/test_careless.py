@@ -142,15 +142,11 @@ def test_a_computed_outcome_may_have_its_column_as_a_term(frame):
 
 def test_names_that_are_not_there_are_errors_of_both_kinds(post, tmp_path):
     for kind in (mo.SettingError, KeyError):
-        with pytest.raises(kind, match=r"there is no parameter 'bet' .*'beta'"):
-            post.mean("bet")
-        with pytest.raises(kind, match=r"no 'beta\[xx\]' \(did you mean 'beta\[x\]'\?\)"):
-            post.summary("beta[xx]")
+        refused(kind, r"there is no parameter 'bet' .*'beta'", post.mean, "bet")
+        refused(kind, r"no 'beta\[xx\]' \(did you mean 'beta\[x\]'\?\)", post.summary, "beta[xx]")
     for kind in (mo.DataError, FileNotFoundError):
-        with pytest.raises(kind, match="there is no file at"):
-            mo.Posterior.load(tmp_path / "none")
-        with pytest.raises(kind, match="there is no file at"):
-            mo.Digest.load(tmp_path / "none")
+        refused(kind, "there is no file at", mo.Posterior.load, tmp_path / "none")
+        refused(kind, "there is no file at", mo.Digest.load, tmp_path / "none")
     refused(mo.DataError, "is a folder", mo.Posterior.load, tmp_path)
 
 
