@@ -46,7 +46,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_050,
     "rows": 7_020,
-    "methods": 6_270,
+    "methods": 6_260,
     "posterior": 5_830,
     "kernels": 3_760,
     "passes": 2_900,

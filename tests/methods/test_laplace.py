@@ -171,8 +171,8 @@ def test_the_verdict_and_the_doubts_that_follow_from_it():
     ]  # fmt: skip
     assert doubts_of(Verdict(0.6, 0.3, 0.01), 100) == []
     assert not Verdict(0.2, 0.9, 0.2).enough
-    assert "usable" in Verdict(0.6, 0.3, 0.0).text(100)
-    assert "unreliable" in Verdict(0.8, 0.1, 0.0).text(100)
+    assert Verdict(0.6, 0.3, 0.0).word == "usable"
+    assert Verdict(0.8, 0.1, 0.0).word == "unreliable"
 
 
 def test_refusals():

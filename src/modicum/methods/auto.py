@@ -7,7 +7,7 @@ seed and rows give the same draws on any machine. Times are only reported.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from modicum.errors import ConvergenceError, CrudeControlVariateError, NoModeError
@@ -19,24 +19,15 @@ from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import NUTS, WIDER
 from modicum.methods.laplace import (
     MOST_POOL,
-    NOISY,
     Density,
     Laplace,
     Proposals,
-    WeighingPool,
     nested_density,
     normal_density,
 )
 from modicum.methods.method import Method, Parameters, Plan, Task
-from modicum.methods.nested_draws import not_pooled
 from modicum.methods.pilot.short_chains import ANCHOR_FAR
 from modicum.methods.pilot.study import Weights, weigh
-from modicum.methods.skewed_axes import (
-    curved_ridges,
-    curves_on_all_rows,
-    may_be_curved,
-    skewed_axes,
-)
 from modicum.methods.without_mode import may_have_mean
 from modicum.progress import duration
 from modicum.rows.grouped_rows import as_groups
@@ -106,17 +97,25 @@ class Auto(Method):
         nuts, few = NUTS(), task.of_few_chains()
         steps = nuts.gradients(task.target.size)
         all_rows = Work.of_chains(few, len(task.rows) * steps, steps)
-        exact = _normal_given_scales(task, all_rows) if self.laplace else None
-        if exact is not None:
-            return exact
+        normal, began = Laplace(weighted=False), time.perf_counter()
+        exact = normal.normal_given_scales(task) if self.laplace else None
+        if exact is not None and exact.suffices:
+            return normal, _planned(normal, exact, all_rows, began)
         verdict, longer = None, False
         try:
             weights = _weights(task, all_rows)
             density = _density(weights) if self.laplace else None
             if density is not None:
-                chosen, verdict, longer = _weighted_draws(weights, density, all_rows)
-                if chosen is not None:
-                    return chosen
+                began = time.perf_counter()
+                try:
+                    proposals = normal.weighed(weights, density)
+                except ConvergenceError as error:
+                    verdict = f"not taken: {error}"
+                else:
+                    if proposals.suffices:
+                        return normal, _planned(normal, proposals, all_rows, began)
+                    verdict = f"not taken: {proposals.numbers}"
+                    longer = proposals.verdict.share < FEW
             if density is not None or _has_scales(task):
                 _refuse_few(task, all_rows.longer(WIDER))
             plan = _plan_subsampling(HMCECS(), weights, all_rows)
@@ -145,69 +144,13 @@ class Auto(Method):
         return nuts, plan
 
 
-def _normal_given_scales(task: Task, all_rows: Work) -> tuple[Method, Plan] | None:
-    """Plan draws of a model with normal noise and pooled terms, if they suffice."""
-    method, started = Laplace(weighted=False), time.perf_counter()
-    proposals = method.normal_given_scales(task)
-    if proposals is None or not proposals.density.suffices(proposals.verdict):
-        return None
-    return method, _planned(method, proposals, all_rows, started)
-
-
-def _planned(method: Laplace, proposals: Proposals, all_rows: Work, started: float) -> Plan:
+def _planned(method: Laplace, proposals: Proposals, all_rows: Work, began: float) -> Plan:
     """Plan draws that suffice; a resumed run reports the time that weighing took originally."""
     plan, task = method.of(proposals), proposals.task
-    took = task.remember("weighing", float, lambda: time.perf_counter() - started)
+    took = task.remember("weighing", float, lambda: time.perf_counter() - began)
     (others,) = seconds_for(task, all_rows)
     plan.tuning["method"] = _cost_line(proposals.density.description, took, others)
     return plan
-
-
-def _weighted_draws(
-    weights: Weights, density: Density, all_rows: Work
-) -> tuple[tuple[Method, Plan] | None, str | None, bool]:
-    """Plan weighted draws of a density, or along skewed axes, if they suffice; else say why not.
-
-    Return too whether hardly any draw was effective, so that trajectories will be long.
-    """
-    method, started = Laplace(weighted=False), time.perf_counter()
-    about, task = weights.about, weights.about.task
-    try:
-        proposals = method.weighed(weights, density)
-    except ConvergenceError as error:
-        return None, f"not taken: {error}", False
-    if not density.suffices(proposals.verdict) and may_be_curved(task, about.anchor):
-        pool = proposals.pool
-        assert pool is not None
-        if proposals.verdict.noise > NOISY and len(task.rows) <= MOST_POOL:
-            # too noisy a pool to see the shape of the posterior, and all rows are few
-            method = replace(method, pool=len(task.rows))
-            pool = WeighingPool(weights, len(task.rows))
-        where = (pool.log_posterior, about.centre, about.anchor)
-        of_rows = not (task.grouped or _has_scales(task))
-        if of_rows:
-            curves = skewed_axes(*where, pool.whitened)
-            task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
-        else:
-            apart = not_pooled(task.target, task.target.likelihood.size)
-            curves = skewed_axes(*where, places=apart)
-        while curves is not None and not density.suffices(proposals.verdict):
-            density = density.along(curves)
-            try:
-                proposals = method.weighed(weights, density)
-            except ConvergenceError:
-                break
-            pool = proposals.pool
-            assert pool is not None
-            if not density.suffices(proposals.verdict):
-                if not of_rows:  # the mode of scales is no guide to a ridge
-                    break
-                curves = curved_ridges(pool.log_posterior, about.centre, curves)
-    if not density.suffices(proposals.verdict):
-        verdict, pool = proposals.verdict, proposals.pool
-        numbers = verdict.numbers(None if pool is None else pool.rows)
-        return None, f"not taken: {numbers}", verdict.share < FEW
-    return (method, _planned(method, proposals, all_rows, started)), None, False
 
 
 def _weights(task: Task, all_rows: Work) -> Weights:

@@ -28,7 +28,7 @@ distribution invariant. If weights hardly vary, nearly all proposals are accepte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, isfinite
@@ -54,12 +54,19 @@ from modicum.methods.nested_draws import (
     ScaleKernels,
     has_pooled_scales,
     nested_draws,
+    not_pooled,
 )
 from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
 from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, check_task
 from modicum.methods.pilot.pilot_residuals import values_of_groups
 from modicum.methods.pilot.study import Weights, weigh
-from modicum.methods.skewed_axes import explain_curves
+from modicum.methods.skewed_axes import (
+    curved_ridges,
+    curves_on_all_rows,
+    explain_curves,
+    may_be_curved,
+    skewed_axes,
+)
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
@@ -91,6 +98,7 @@ class WeighingPool:
     """
 
     def __init__(self, weights: Weights, size: int) -> None:
+        self.weights = weights
         # Draws are absolute, not relative to scales.
         proxy = weights.about.proxy.mapped(warp=None)
         self.about = replace(weights.about, proxy=proxy)
@@ -133,18 +141,18 @@ class WeighingPool:
         log_posterior = np.where(np.abs(proxy) > lost, -np.inf, total + proxy)
         return PoolWeights(log_posterior, self._noise(slopes / len(z)))
 
-    @property
-    def sampled(self) -> bool:
-        """Whether not all rows are in the pool."""
-        return self.rows < len(self.about.task.rows)
+    def enlarged(self, size: int) -> WeighingPool:
+        """Return a pool of `size` rows, or this one if it has as many, or all."""
+        larger = self.rows < min(size, len(self.about.task.rows))
+        return WeighingPool(self.weights, size) if larger else self
 
     @property
     def whitened(self) -> np.ndarray | None:
         """The rows in whitened coordinates, (rows, d); None without a linear predictor."""
-        if self._plain is not None:
-            return self._plain.whitened
         if self.about.linear is None:
             return None
+        if self._plain is not None:
+            return self._plain.whitened
         return np.concatenate([np.asarray(part.rows) for part in self._parts])[: self.rows]
 
     def log_posterior(self, z: np.ndarray) -> np.ndarray:
@@ -232,10 +240,10 @@ class Verdict(NamedTuple):
         """Whether the draws are as good as draws of the posterior."""
         return self.tail < ENOUGH and self.noise < NOISY / 2
 
-    def text(self, pool: int | None) -> str:
-        """Return the three numbers, and what they mean."""
-        verdict = "enough" if self.enough else "usable" if self.tail < FAR else "unreliable"
-        return f"{verdict}: {self.numbers(pool)}"
+    @property
+    def word(self) -> str:
+        """What the numbers mean."""
+        return "enough" if self.enough else "usable" if self.tail < FAR else "unreliable"
 
     def numbers(self, pool: int | None) -> str:
         """Return the three numbers, in words; `pool` is None if no rows weigh the draws."""
@@ -259,12 +267,21 @@ class DensityDraws(NamedTuple):
     nested: Nested | None = None  # scales, and coefficients given these
 
 
+def _bent(u: np.ndarray, curves: Curves | None) -> tuple[np.ndarray, np.ndarray | float]:
+    """Move points, counted from the mode, along curves; return the log of the volume there too."""
+    if curves is None:
+        return u, 0.0
+    bent, log_volume = along_curves(as_either(u), curves)
+    return np.asarray(bent), np.asarray(log_volume)
+
+
 class NormalDensity(NamedTuple):
     """The normal approximation at the mode, or along curves the quantiles of the posterior.
 
     Like any density that is close to the posterior, it can `draw` points, in the coordinates that
     `where` says, whose mean is `middle` if that is known; `suffices` says whether such draws are to
-    be chosen, given the verdict on some; `tuning` is what to say about it.
+    be chosen, given the verdict on some, and `sharpened` looks for a better density if they are
+    not; `tuning` is what to say about it.
     """
 
     where: Anchor
@@ -285,17 +302,24 @@ class NormalDensity(NamedTuple):
         """Draw standard normal numbers, and bend them."""
         u = rng.standard_normal((*shape, len(self.centre)))
         log_density = -np.sum(u**2, axis=2) / 2
-        if self.curves is None:
-            return DensityDraws(self.centre + u, log_density)
-        bent, log_volume = along_curves(as_either(u), self.curves)
-        return DensityDraws(self.centre + np.asarray(bent), log_density - np.asarray(log_volume))
+        bent, log_volume = _bent(u, self.curves)
+        return DensityDraws(self.centre + bent, log_density - log_volume)
 
-    def sharpened(self, drawn: DensityDraws, log_posterior: np.ndarray) -> None:
-        """Skewed axes do that."""
-
-    def along(self, curves: Curves) -> NormalDensity:
-        """Return the density whose draws follow the posterior's quantiles along axes."""
-        return self._replace(curves=curves)
+    def sharpened(self, best: Proposals, better: Better) -> Proposals:
+        """Follow the posterior's quantiles along skewed axes, and then its ridges there."""
+        assert best.pool is not None
+        task, log_posterior = best.task, best.pool.log_posterior
+        if not may_be_curved(task, self.where):
+            return best
+        curves = skewed_axes(log_posterior, self.centre, self.where, best.pool.whitened)
+        if not task.grouped:
+            task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
+        while curves is not None and not best.suffices:
+            best = better(best, self._replace(curves=curves))
+            if task.grouped:  # the mode of scales is no guide to a ridge
+                break
+            curves = curved_ridges(log_posterior, self.centre, curves)
+        return best
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are good enough with room to spare.
@@ -349,12 +373,9 @@ class NestedDensity(NamedTuple):
             ) from fault
         z = self.where.whiten(drawn.t)
         if self.pooled.constant is None:
-            log_density = drawn.log_proposal + drawn.log_given
-            if self.curves is not None:
-                bent, log_volume = along_curves(as_either(z - self.centre), self.curves)
-                z = self.centre + np.asarray(bent)
-                log_density = log_density - np.asarray(log_volume)
-            return DensityDraws(z, log_density, nested=drawn)
+            bent, log_volume = _bent(z - self.centre, self.curves)
+            log_density = drawn.log_proposal + drawn.log_given - log_volume
+            return DensityDraws(self.centre + bent, log_density, nested=drawn)
         rest = drawn.log_given + self.pooled.constant
         return DensityDraws(z, drawn.log_proposal, drawn.log_marginal, rest)
 
@@ -375,18 +396,33 @@ class NestedDensity(NamedTuple):
         assert best is not None
         return best
 
-    def sharpened(self, drawn: DensityDraws, log_posterior: np.ndarray) -> NestedDensity | None:
-        """Return the density that follows the log-likelihood on average over draws."""
-        assert drawn.nested is not None
-        log_ratio = log_posterior - drawn.log_density.ravel()[: len(log_posterior)]
-        pooled = self.pooled.averaged(drawn.nested, log_ratio)
-        if pooled is None:
-            return None
-        return self._replace(pooled=pooled, scales=ScaleDensity.of(pooled))
+    def sharpened(self, first: Proposals, better: Better) -> Proposals:
+        """Follow the log-likelihood on average over draws; then skewed axes apart from effects."""
+        best, pool, target = self._averaged(first, better), first.pool, first.task.target
+        assert pool is not None
+        anchor = pool.about.anchor
+        if best.suffices or not may_be_curved(first.task, anchor):
+            return best
+        apart = not_pooled(target, target.likelihood.size)
+        curves = skewed_axes(pool.log_posterior, pool.about.centre, anchor, places=apart)
+        if curves is None:
+            return best
+        curved = self._replace(curves=curves)
+        drawn = curved._averaged(better(first, curved), better)
+        return max(best, drawn, key=lambda one: (one.suffices, one.verdict.share))
 
-    def along(self, curves: Curves) -> NestedDensity:
-        """Return the density whose draws follow the posterior's quantiles along axes."""
-        return self._replace(curves=curves)
+    def _averaged(self, own: Proposals, better: Better, passes: int = PASSES) -> Proposals:
+        """Follow the log-likelihood on average over draws, not at its mode, while that helps."""
+        if own.suffices or own.verdict.share < HOPELESS or not passes:
+            return own
+        assert own.drawn.nested is not None
+        log_ratio = own.log_posterior - own.drawn.log_density.ravel()[: len(own.log_posterior)]
+        pooled = self.pooled.averaged(own.drawn.nested, log_ratio)
+        if pooled is None:
+            return own
+        sharper = self._replace(pooled=pooled, scales=ScaleDensity.of(pooled))
+        best = better(own, sharper)
+        return own if best is own else sharper._averaged(best, better, passes - 1)
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are as good as those of a chain.
@@ -410,6 +446,7 @@ class NestedDensity(NamedTuple):
 
 
 Density: TypeAlias = NormalDensity | NestedDensity
+Better: TypeAlias = Callable[["Proposals", Density], "Proposals"]  # of the better of two densities
 NO_VERDICT = Verdict(np.inf, 0.0, np.inf)
 
 
@@ -437,8 +474,20 @@ class Proposals(NamedTuple):
         verdict = Verdict.judge(np.unique(drawn.log_posterior - drawn.log_density), 0.0)
         return cls(density, task, drawn, None, drawn.log_posterior.ravel(), verdict, times)
 
+    @property
+    def suffices(self) -> bool:
+        """Whether the draws are good enough with room to spare."""
+        return self.density.suffices(self.verdict)
+
+    @property
+    def numbers(self) -> str:
+        """The verdict in numbers."""
+        return self.verdict.numbers(None if self.pool is None else self.pool.rows)
+
     def weighed(self, pool: WeighingPool, most: int = TRIAL) -> Proposals:
         """Weigh the first thousands, or as many as `most`."""
+        if pool is self.pool:
+            return self
         drawn, middle = self.drawn, self.density.middle
         flat = drawn.z.reshape(-1, drawn.z.shape[2])[:most]
         known, noise = pool.weigh(flat, flat.mean(axis=0) if middle is None else middle)
@@ -461,9 +510,9 @@ class Proposals(NamedTuple):
 class Laplace(Method):
     """Independent draws of the normal approximation at the mode, weighted by a pool of rows.
 
-    There is no warm-up. The method is accurate if the posterior is nearly normal, or if it is given
-    the scales of group effects, which are then drawn first. `Posterior.tuning["verdict"]` says
-    whether it is.
+    There is no warm-up. The method is accurate if the posterior is nearly normal, but for a few
+    axes along which draws then follow its quantiles, or if it is given the scales of group effects,
+    which are then drawn first. `Posterior.tuning["verdict"]` says whether it is.
 
     Parameters
     ----------
@@ -531,70 +580,66 @@ class Laplace(Method):
         return Proposals.of(density, task, self._first)
 
     def weighed(self, weights: Weights, density: Density, by_name: bool = False) -> Proposals:
-        """Return proposals weighted with a pool of rows, which is enlarged if that may help.
+        """Return proposals of a density, or of a sharper one if they do not suffice.
 
-        `by_name`: they are to be taken unless they are unreliable, not only if they suffice.
+        They are weighted with a pool of rows, which is enlarged if that may help. `by_name`: they
+        are to be taken unless they are unreliable, not only if they suffice.
         """
-        tail = FAR if by_name else ENOUGH
-        pool, task = WeighingPool(weights, self.pool or FIRST_POOL), weights.about.task
-        proposals = Proposals.of(density, task, self._first).weighed(pool)
-        if self.pool is None and pool.sampled and not density.suffices(proposals.verdict):
-            pool = WeighingPool(weights, LEAST_POOL)
-            proposals = proposals.weighed(pool)
-        noise = proposals.verdict.noise
-        if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
-            size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
-            pool = WeighingPool(weights, size)
-            proposals = proposals.weighed(pool)
-        proposals = self._sharpened(proposals, pool)
-        density, verdict = proposals.density, proposals.verdict
-        taken = verdict.tail < tail and (by_name or density.suffices(verdict))
+        tail, task = FAR if by_name else ENOUGH, weights.about.task
+
+        def weigh(density: Density, pool: WeighingPool) -> Proposals:
+            proposals = Proposals.of(density, task, self._first).weighed(pool)
+            if self.pool is None and not proposals.suffices:
+                pool = pool.enlarged(LEAST_POOL)
+                proposals = proposals.weighed(pool)
+            noise = proposals.verdict.noise
+            # too noisy a pool to see the shape of the posterior, unless all rows are few
+            blurred = noise > NOISY and len(task.rows) <= MOST_POOL
+            if self.pool is None and noise > STILL and (proposals.verdict.tail < tail or blurred):
+                size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
+                proposals = proposals.weighed(pool.enlarged(size))
+            return proposals
+
+        def better(best: Proposals, density: Density) -> Proposals:
+            assert best.pool is not None
+            try:
+                proposals = weigh(density, best.pool)
+            except ConvergenceError:
+                return best
+            gained = proposals.verdict.share > GAINED * best.verdict.share
+            return proposals if gained or proposals.suffices else best
+
+        best = weigh(density, WeighingPool(weights, self.pool or FIRST_POOL))
+        if not best.suffices:
+            best = density.sharpened(best, better)
+        verdict = best.verdict
+        taken = verdict.tail < tail and (by_name or best.suffices)
         if taken and not self.weighted and NESTED < verdict.share < EFFECTIVE:
             # A draw of equal weight is the last state of several, so that few are alike. All of
             # them are judged: one of very many may weigh more than the first thousands showed.
-            times = ceil(RICH / verdict.share)
-            repeated = Proposals.of(density, task, self._first, times)
-            proposals = repeated.weighed(pool, repeated.drawn.log_density.size)
-        return proposals
-
-    def _sharpened(self, best: Proposals, pool: WeighingPool) -> Proposals:
-        """Follow the log-posterior on average over draws, not at its mode, while that is better."""
-        for _ in range(PASSES):
-            if best.density.suffices(best.verdict) or best.verdict.share < HOPELESS:
-                break
-            sharper = best.density.sharpened(best.drawn, best.log_posterior)
-            if sharper is None:
-                break
-            try:
-                proposals = Proposals.of(sharper, best.task, self._first).weighed(pool)
-            except ConvergenceError:
-                break
-            gained = proposals.verdict.share > GAINED * best.verdict.share
-            if gained or proposals.density.suffices(proposals.verdict):
-                best = proposals
-            if not gained:
-                break
+            assert best.pool is not None
+            repeated = Proposals.of(best.density, task, self._first, ceil(RICH / verdict.share))
+            return repeated.weighed(best.pool, repeated.drawn.log_density.size)
         return best
 
     def of(self, proposals: Proposals) -> Plan:
         """Return the plan with all its draws, given proposals of which some were weighted."""
-        density, verdict = proposals.density, proposals.verdict
-        rows = None if proposals.pool is None else proposals.pool.rows
-        noise: Tuning = {} if rows is None else {"pool_noise": float(f"{verdict.noise:.2g}")}
+        density, verdict, pool = proposals.density, proposals.verdict, proposals.pool
+        noise: Tuning = {} if pool is None else {"pool_noise": float(f"{verdict.noise:.2g}")}
         return Plan(
             kernel=None,
             context=None,
             flags={},
             anchor=density.where,
             tuning={
-                "verdict": verdict.text(rows),
+                "verdict": f"{verdict.word}: {proposals.numbers}",
                 "pareto_k": round(verdict.tail, 3),
                 **noise,
                 **density.tuning,
             },
             notes=list(density.notes),
             history=self._drawn(proposals),
-            finish=partial(_finish, _doubts(verdict, rows or 0)),
+            finish=partial(_finish, _doubts(verdict, 0 if pool is None else pool.rows)),
         )
 
     def _drawn(self, proposals: Proposals) -> History:
@@ -633,9 +678,9 @@ def _finish(doubts: list[ModicumWarning], task: Task, plan: Plan, history: Histo
     return Outcome(weights=weights, warnings=doubts, independent=True)
 
 
-def normal_density(about: AnchoredProxy, curves: Curves | None = None) -> NormalDensity:
+def normal_density(about: AnchoredProxy) -> NormalDensity:
     """Return the normal approximation at the anchor."""
-    return NormalDensity(about.anchor, about.centre, curves)
+    return NormalDensity(about.anchor, about.centre)
 
 
 def nested_density(about: AnchoredProxy) -> NestedDensity | None:
