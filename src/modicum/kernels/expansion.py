@@ -42,7 +42,7 @@ from modicum.kernels.protocols import Bend, Proxy
 from modicum.kernels.whitening import Whitening, warp_of
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.covariances import entries_of
-from modicum.models.integrals import FlatGroups, NumPyGroups
+from modicum.models.integrals import groups_of
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.hessians import covariance_places, factor_derivatives
@@ -201,7 +201,7 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
     group_ids = np.linspace(0, len(groups) - 1, min(len(groups), USUAL_GROUPS)).astype(int)
     batch = groups.take(group_ids)
     if target.on_numpy:
-        information = _information(target, as_either(point), NumPyGroups.of(batch), batch)
+        information = _information(target, as_either(point), batch)
     else:
         information = _compiled_information(target, to_device(point), batch)
     usual = np.median(np.asarray(information), axis=0)
@@ -209,19 +209,14 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
     return unit
 
 
-def _information(
-    target: Target, point: jax.Array, flat: FlatGroups | NumPyGroups, batch: Batch
-) -> jax.Array:
+def _information(target: Target, point: jax.Array, batch: Batch) -> jax.Array:
     """Information of each group about each of its effects, (groups, effects)."""
-    near = target.integrated.integrands(
-        target.unravel(point), as_either(batch["group_centre"]), flat
-    )
+    theta, centre = target.unravel(point), as_either(batch["group_centre"])
+    near = target.integrated.integrands(theta, centre, groups_of(batch, point))
     return namespace(point).diagonal(near.information, axis1=1, axis2=2)
 
 
-@jit(static=0, options=SCATTERS)
-def _compiled_information(target: Target, point: jax.Array, batch: Batch) -> jax.Array:
-    return _information(target, point, FlatGroups.of(batch), batch)
+_compiled_information = jit(static=0, options=SCATTERS)(_information)
 
 
 TERMS = 7  # f / 0! ... f^(6) / 6!

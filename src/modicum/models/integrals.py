@@ -38,6 +38,7 @@ from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, Params, unflattened
 from modicum.models.priors.resolved import OWN
 from modicum.rows.grouped_rows import GroupedRows, NodePlaces
+from modicum.runtime import Array
 
 BLOCK = 4096  # rows evaluated together at all nodes, which about fit in a core's cache
 GROUP_FIELDS = {*GroupedRows.RESERVED[:-1], "probability"}  # fields of groups, not of rows
@@ -68,6 +69,10 @@ class FlatGroups(NamedTuple):
     def spread(self, values: jax.Array) -> jax.Array:
         """Return for each row the value of its group."""
         return values[jnp.minimum(self.group, self.groups - 1)]
+
+    def in_blocks(self) -> Iterator[tuple[slice, FlatGroups]]:
+        """Yield all groups at once."""
+        yield slice(None), self
 
 
 class NumPyGroups(NamedTuple):
@@ -145,6 +150,11 @@ class PaddedGroup(NamedTuple):
 
 
 Groups: TypeAlias = FlatGroups | NumPyGroups | PaddedGroup
+
+
+def groups_of(batch: Batch, t: Array) -> FlatGroups | NumPyGroups:
+    """Return the groups of a flat batch, to be evaluated with the library of the point `t`."""
+    return NumPyGroups.of(batch) if is_numpy(t) else FlatGroups.of(batch)
 
 
 NODES = {1: 9, 2: 7, 3: 5}  # nodes per effect, by the number of effects

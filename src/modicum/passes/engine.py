@@ -266,9 +266,13 @@ def chunk_bounds(rows: Rows) -> list[tuple[int, int]]:
 
 
 def of_numpy(function: F) -> F:
-    """Mark a function of chunks as NumPy code, which accepts a last chunk of any length."""
-    function.of_numpy = True  # type: ignore[attr-defined]
-    return function
+    """Mark a function of chunks as NumPy code, which accepts a last chunk of any length.
+
+    It is not warned of numbers that are not finite, as compiled code is not: callers check them.
+    """
+    quiet = np.errstate(all="ignore")(function)
+    quiet.of_numpy = True  # type: ignore[attr-defined]
+    return quiet
 
 
 def _is_numpy_code(function: ChunkSum[A]) -> bool:

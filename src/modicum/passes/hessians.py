@@ -37,7 +37,7 @@ from modicum.arrays import as_either, expansion, is_numpy, log_sum_exp, namespac
 from modicum.linalg.arrow import ArrowLayout, ArrowMatrix, flat_vector
 from modicum.linalg.columns import LevelColumns, ModelMatrix
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.integrals import FlatGroups, Groups, Nodes, NumPyGroups
+from modicum.models.integrals import Groups, Nodes, groups_of
 from modicum.models.model import Batch
 from modicum.passes.engine import compiled_pass, of_numpy, sum_in_blocks
 from modicum.rows.grouped_rows import NodePlaces
@@ -69,8 +69,7 @@ def map_by_numpy(
     function: Callable[[Batch], np.ndarray], batch: Batch, present: np.ndarray
 ) -> np.ndarray:
     """Return one number per row of a chunk, computed block by block."""
-    with np.errstate(all="ignore"):  # callers check whether the result is finite
-        return np.concatenate([function(block) for block in in_blocks(batch, present)])
+    return np.concatenate([function(block) for block in in_blocks(batch, present)])
 
 
 @of_numpy
@@ -81,19 +80,18 @@ def hessian_by_numpy(
     model = target.linear
     total = [np.zeros(()), np.zeros(len(t)), *([np.zeros((len(t), len(t)))] if second else [])]
     size = None if target.coding is None else len(present)  # tables of levels are formed once
-    with np.errstate(all="ignore"):  # callers check whether the sums are finite
-        for block in in_blocks(batch, present, size):
-            matrix = model.full_matrix(block)
-            wide = matrix.in_double()  # once, for both products
-            eta = wide @ as_either(t) + block.get("offset", 0.0)
-            f, f1, f2, _ = model.derivatives(eta, model.outcome(block))
-            if "weight" in block:
-                weight = as_either(np.asarray(block["weight"], np.float64))
-                f, f1, f2 = weight * f, weight * f1, weight * f2
-            total[0] += np.sum(f)
-            total[1] += wide.rmatvec(f1)
-            if second:
-                total[2] += matrix.sandwich(f2)
+    for block in in_blocks(batch, present, size):
+        matrix = model.full_matrix(block)
+        wide = matrix.in_double()  # once, for both products
+        eta = wide @ as_either(t) + block.get("offset", 0.0)
+        f, f1, f2, _ = model.derivatives(eta, model.outcome(block))
+        if "weight" in block:
+            weight = as_either(np.asarray(block["weight"], np.float64))
+            f, f1, f2 = weight * f, weight * f1, weight * f2
+        total[0] += np.sum(f)
+        total[1] += wide.rmatvec(f1)
+        if second:
+            total[2] += matrix.sandwich(f2)
     return tuple(total)
 
 
@@ -103,14 +101,13 @@ def values_by_numpy(
 ) -> tuple[np.ndarray]:
     """Sum the log-likelihood at many points over the present rows of a chunk without codes."""
     model, values = target.linear, np.zeros(len(points))
-    with np.errstate(all="ignore"):
-        for block in in_blocks(batch, present):
-            matrix = model.full_matrix(block).in_double()
-            eta = np.asarray(matrix @ as_either(points.T))
-            eta += np.reshape(block.get("offset", 0.0), (-1, 1))
-            y = np.repeat(model.outcome(block), len(points), axis=0)
-            f = np.reshape(model.value(as_either(eta.ravel()), as_either(y)), eta.shape)
-            values += np.asarray(block.get("weight", np.ones(len(f))), np.float64) @ f
+    for block in in_blocks(batch, present):
+        matrix = model.full_matrix(block).in_double()
+        eta = np.asarray(matrix @ as_either(points.T))
+        eta += np.reshape(block.get("offset", 0.0), (-1, 1))
+        y = np.repeat(model.outcome(block), len(points), axis=0)
+        f = np.reshape(model.value(as_either(eta.ravel()), as_either(y)), eta.shape)
+        values += np.asarray(block.get("weight", np.ones(len(f))), np.float64) @ f
     return (values,)
 
 
@@ -248,48 +245,30 @@ def as_matrix(
 Bends: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 
-@jit(static=0, options=SCATTERS)
-def group_places(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
+def _group_places(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
     """Find the mode of each group's integrand at `t`."""
     del present
-    return target.integrated.places(target.unravel(t), FlatGroups.of(batch))
+    return target.integrated.places(target.unravel(t), groups_of(batch, t))
 
 
-@of_numpy
-def group_places_by_numpy(
-    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
-) -> np.ndarray:
-    """Like `group_places`, in NumPy, for the groups that are present."""
-    del present
-    with np.errstate(all="ignore"):
-        return np.asarray(target.integrated.places(target.unravel(t), NumPyGroups.of(batch)))
+group_places = jit(static=0, options=SCATTERS)(_group_places)
+group_places_by_numpy = of_numpy(_group_places)
 
 
-@jit(static=0, options=SCATTERS)
-def group_hessian_sum(
-    target: Target, t: Array, batch: Batch, present: Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _group_hessian(target: Target, t: Array, batch: Batch, present: Array) -> tuple[jax.Array, ...]:
     """Sum log-likelihood, gradient and Hessian at `t` over the present groups of a chunk."""
-    flat = FlatGroups.of(batch)
-    nodes = target.integrated.nodes_of(target.unravel(t), flat, NodePlaces.in_batch(batch))
-    return curvature_sum(target, jnp.asarray(t), flat, nodes, jnp.asarray(present))
-
-
-@of_numpy
-def group_hessian_by_numpy(
-    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
-) -> tuple[jax.Array, ...]:
-    """Like `group_hessian_sum`, in NumPy."""
-    flat, by_group = NumPyGroups.of(batch), NodePlaces.in_batch(batch)
+    by_group = NodePlaces.in_batch(batch)
     total: tuple[jax.Array, ...] = (as_either(np.zeros(())),) * 3
-    with np.errstate(all="ignore"):  # callers check whether the sums are finite
-        for own, block in flat.in_blocks():
-            places = None if by_group is None else by_group._replace(centre=by_group.centre[own])
-            nodes = target.integrated.nodes_of(target.unravel(t), block, places)
-            block_present = as_either(present[own])
-            part = curvature_sum(target, as_either(t), block, nodes, block_present)
-            total = tuple(sum_ + added for sum_, added in zip(total, part, strict=True))
+    for own, block in groups_of(batch, t).in_blocks():
+        places = None if by_group is None else by_group._replace(centre=by_group.centre[own])
+        nodes = target.integrated.nodes_of(target.unravel(t), block, places)
+        part = curvature_sum(target, as_either(t), block, nodes, as_either(present[own]))
+        total = tuple(sum_ + added for sum_, added in zip(total, part, strict=True))
     return total
+
+
+group_hessian_sum = jit(static=0, options=SCATTERS)(_group_hessian)
+group_hessian_by_numpy = of_numpy(_group_hessian)
 
 
 def curvature_sum(

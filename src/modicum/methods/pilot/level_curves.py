@@ -153,16 +153,15 @@ def _sums_by_numpy(
     point, levels = about
     nodes = _nodes(levels)
     total = np.zeros((3, *nodes.shape))
-    with np.errstate(all="ignore"):
-        for block in in_blocks(batch, present):
-            curve, has_level = map(np.asarray, curve_of_rows(control_variate.matrix(block), levels))
-            if has_level.any():
-                own, curve = {name: v[has_level] for name, v in block.items()}, curve[has_level]
-                x = control_variate.matrix(own)
-                along = np.asarray(x.times_own(levels.lines, as_either(curve)))
-                parts = _remainders(control_variate, point, own, along, nodes[curve])
-                for part, of_rows in zip(total, parts, strict=True):
-                    np.add.at(part, curve, of_rows)
+    for block in in_blocks(batch, present):
+        curve, has_level = map(np.asarray, curve_of_rows(control_variate.matrix(block), levels))
+        if has_level.any():
+            own, curve = {name: v[has_level] for name, v in block.items()}, curve[has_level]
+            x = control_variate.matrix(own)
+            along = np.asarray(x.times_own(levels.lines, as_either(curve)))
+            parts = _remainders(control_variate, point, own, along, nodes[curve])
+            for part, of_rows in zip(total, parts, strict=True):
+                np.add.at(part, curve, of_rows)
     return total
 
 
