@@ -12,6 +12,7 @@ from rich.console import Console
 import modicum as mo
 from helpers.command import done, failed, run
 from helpers.refusals import refused, unwarned
+from helpers.slow import slowly
 from modicum.cli import app
 from modicum.cli.fitting import build_model, chosen_columns, read_rows
 
@@ -70,7 +71,7 @@ def test_quiet_prints_nothing(csv, tmp_path):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("suffix", ["parquet", pytest.param("feather", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("suffix", ["parquet", *slowly("feather")])
 def test_fit_reads_other_formats_and_families(table, tmp_path, suffix):
     path = tmp_path / f"patients.{suffix}"
     getattr(table, f"to_{suffix}")(path)

@@ -13,6 +13,7 @@ import pytest
 import modicum as mo
 from helpers.disks import change_page
 from helpers.refusals import refused, unwarned
+from helpers.slow import slowly
 from modicum.fit import model_for
 from modicum.log_posterior import LogPosterior
 from modicum.rows.reading import read_formula
@@ -250,7 +251,7 @@ def test_classes_go_by_their_levels(frame):
     assert labels["cutpoint"] == (("AA|DL", "DL|UA"),)
 
 
-@pytest.mark.parametrize("groups", ["explicit", pytest.param("integrate", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("groups", ["explicit", *slowly("integrate")])
 def test_default_priors_of_a_formula_are_those_that_a_fit_uses(groups):
     rng = np.random.default_rng(3)
     table = pd.DataFrame({"age": rng.normal(50, 9, 120), "ward": np.arange(120) % 12})

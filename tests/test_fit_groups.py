@@ -7,6 +7,7 @@ import pytest
 
 import modicum as mo
 from helpers.refusals import refused, unwarned
+from helpers.slow import slowly
 from modicum.fit import model_for
 from modicum.models.multilevel import multilevel
 from modicum.posterior.fit_rows import FitRows, rows_of_fit
@@ -118,7 +119,7 @@ def test_slopes_of_numbers_and_factors(frame, common, term):
         assert scale == pytest.approx(2.5 / units.get(effect, 1.0), rel=0.01)
 
 
-@pytest.mark.parametrize("how", ["explicit", pytest.param("integrate", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["explicit", *slowly("integrate")])
 def test_slopes_of_a_factor_are_recovered(how):
     """Effects of a factor by group have their own sds, in known and in new groups."""
     rng, groups = np.random.default_rng(7), 150

@@ -28,6 +28,7 @@ from typer.testing import CliRunner
 
 import modicum as mo
 from helpers.refusals import unwarned
+from helpers.slow import slowly
 from modicum.cli import app
 from modicum.methods import METHODS
 
@@ -192,9 +193,7 @@ def record() -> Iterator[dict]:
         RECORD.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in PROBLEMS]
-)
+@pytest.mark.parametrize("name", [*sorted(QUICK), *slowly(*sorted(PROBLEMS.keys() - QUICK))])
 def test_draws_are_those_recorded(record: dict, name: str) -> None:
     ours = drawn(name)
     if WRITE:

@@ -10,6 +10,7 @@ import pytest
 import modicum as mo
 from helpers.patching import pretend_device
 from helpers.refusals import refused
+from helpers.slow import slowly
 from helpers.targets import (
     Conjugate,
     all_of,
@@ -150,10 +151,7 @@ def test_a_doubtful_posterior_warns_and_remembers(small):
     assert "next to nothing about beta[a], beta[again] (or" in texts[0]
 
 
-@pytest.mark.parametrize(
-    ("draws", "tune", "chains"),
-    [(1, 0, 1), pytest.param(3, 1, 1, marks=pytest.mark.slow), (2, 2, 3)],
-)
+@pytest.mark.parametrize(("draws", "tune", "chains"), [(1, 0, 1), *slowly((3, 1, 1)), (2, 2, 3)])
 def test_tiny_runs_come_back_whole(small, draws, tune, chains):
     posterior = quick(*small, draws=draws, tune=tune, chains=chains)
     assert posterior["beta"].shape == (chains, draws, 3)

@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import modicum as mo
 import modicum.sklearn
 from helpers.refusals import refused
+from helpers.slow import slowly
 from helpers.targets import TIMES, class_rows, gaussian_rows, logistic_rows, poisson_rows
 from modicum.diagnostics import mcse
 from modicum.sklearn import LinearRegression, LogisticRegression, PoissonRegressor, Regressor
@@ -119,7 +120,7 @@ def test_clone_pickle_and_pipelines(late, binary):
     np.testing.assert_allclose(scaled.predict_proba(X), moved.predict_proba(100 + 7 * X), atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["threading", *slowly("loky")])
 def test_folds_side_by_side_score_as_one_by_one(late, binary, backend):
     scores = cross_val_score(late, *binary, cv=2)
     assert scores.min() > 0.55

@@ -12,6 +12,7 @@ from scipy.stats import poisson
 
 import modicum as mo
 from helpers import toy
+from helpers.slow import slowly
 from helpers.targets import TIMES, probabilities
 from modicum.kernels.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
@@ -132,7 +133,7 @@ def check_law(kernel, d, context, z, outcome, right):
         assert off.max() > 2 * TIMES if careless else off.max() < TIMES
 
 
-@pytest.mark.parametrize("design", [pytest.param(Uniform(), marks=SLOW), Weighted()])
+@pytest.mark.parametrize("design", [*slowly(Uniform()), Weighted()])
 def test_the_subsample_has_its_conditional_law_exactly(design, x64):
     # three rows, two positions: nine subsamples with known probabilities given z
     d, z = jnp.asarray([0.4, -0.3, 0.9]), jnp.asarray([0.5])
@@ -207,11 +208,8 @@ def test_parameters_and_subsample_together_have_their_joint_law(x64):
     ("inner", "design", "order"),
     [
         ("hmc", "weighted", 2),
-        *(
-            pytest.param(inner, design, order, marks=pytest.mark.slow)
-            for inner, design, order in product(["hmc", "nuts"], ["weighted", "uniform"], [1, 2])
-            if (inner, design, order) != ("hmc", "weighted", 2)
-        ),
+        *slowly(*product(["hmc"], ["weighted", "uniform"], [1])),
+        *slowly(("hmc", "uniform", 2), *product(["nuts"], ["weighted", "uniform"], [1, 2])),
     ],
 )
 def test_the_toy_posterior(inner, design, order):

@@ -13,6 +13,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 import modicum as mo
 from helpers.patching import pretend_device
 from helpers.refusals import refused
+from helpers.slow import slowly
 from helpers.targets import design, sums_of
 from modicum.kernels.energy_conserving import certain_rows
 from modicum.kernels.fused.kernel import FusedKernel
@@ -238,7 +239,7 @@ def test_iterations_beyond_the_count_are_left_out(plan, begun, truth, table, for
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["plan", pytest.param("bare", marks=SLOW)])
+@pytest.mark.parametrize("kind", ["plan", *slowly("bare")])
 def test_it_is_lowered_for_a_gpu(kind, form, begun, request, x64, a_gpu):
     plan = request.getfixturevalue(kind)
     settled = replace(fused_of(plan), interpret=False, **FORMS[form])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.slow import slowly
 from helpers.targets import TIMES
 from modicum.kernels.firefly import (
     Bright,
@@ -81,14 +82,10 @@ SLOW = pytest.mark.slow
     [
         *((implicit, 0.1, {}), (explicit, 0.6, {})),
         *((implicit, 0.4, {"proposals": 1}), (implicit, 0.4, {"capacity": 2})),
-        *(
-            pytest.param(*case, marks=SLOW)
-            for case in (
-                *((implicit, 0.6, {}), (explicit, 0.1, {})),
-                *((implicit, 0.4, {"proposals": 2}), (implicit, 0.4, {"capacity": 1})),
-                *((explicit, 0.4, {"proposals": k}) for k in (1, 2)),
-                *((explicit, 0.4, {"capacity": k}) for k in (1, 2)),
-            )
+        *slowly((implicit, 0.6, {}), (explicit, 0.1, {})),
+        *slowly((implicit, 0.4, {"proposals": 2}), (implicit, 0.4, {"capacity": 1})),
+        *slowly(
+            *((explicit, 0.4, {name: k}) for name in ("proposals", "capacity") for k in (1, 2))
         ),
     ],
 )
@@ -126,8 +123,7 @@ def heedless_of_the_way_back(key, seen):
     ("update", "proposals"),
     [
         (without_ratio, N),
-        pytest.param(one_after_the_other, N, marks=SLOW),
-        pytest.param(heedless_of_room, 1, marks=SLOW),
+        *slowly((one_after_the_other, N), (heedless_of_room, 1)),
         (heedless_of_the_way_back, 1),
     ],
 )

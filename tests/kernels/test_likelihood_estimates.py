@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from helpers.normal_factors import normal_factors
+from helpers.slow import slowly
 from helpers.targets import TIMES
 from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
 
 # d, sigma_m, lambda, a, and what theory says: positive share and variance of log |Lhat|
 SETTINGS = [
-    pytest.param(0.0, 10.0, 20, -20.0, 0.7013, 11.720, marks=pytest.mark.slow),
-    pytest.param(0.0, 5.0, 20, -20.0, 0.9994, 1.572, marks=pytest.mark.slow),
+    *slowly((0.0, 10.0, 20, -20.0, 0.7013, 11.720), (0.0, 5.0, 20, -20.0, 0.9994, 1.572)),
     (0.5, 3.0, 5, -4.5, 0.8100, 4.037),
 ]
 

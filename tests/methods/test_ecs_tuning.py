@@ -11,6 +11,7 @@ import modicum as mo
 from helpers.expansion import Expansion
 from helpers.interrupted import planned
 from helpers.pilots import moments
+from helpers.slow import slowly
 from helpers.targets import logistic_rows
 from modicum.kernels.control_variates import LinearTaylor
 from modicum.methods.ecs.subsample import choose, refresh_acceptance
@@ -119,7 +120,7 @@ SHAPES = {  # third and fourth central moments of residuals of unit variance
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("m", [30, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("m", [30, *slowly(100)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_expansion_of_the_log_bias(shape, m, ddof):
     make, third, fourth = SHAPES[shape]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.slow import slowly
 from helpers.targets import TIMES, flat_draws, mean_and_error, means_apart, softplus
 
 M, P = mo.models, mo.priors
@@ -51,9 +52,7 @@ def faults(post, truth):
 OTHERS = ("nuts", "hmc-ecs-signed", "flymc", "hmc", mo.HMCECS(inner="nuts"))
 
 
-@pytest.mark.parametrize(
-    "method", ["hmc-ecs", *(pytest.param(method, marks=pytest.mark.slow) for method in OTHERS)]
-)
+@pytest.mark.parametrize("method", ["hmc-ecs", *slowly(*OTHERS)])
 def test_a_kink_and_a_heavy_tail_are_sampled(method, truth):
     post = mo.sample(model(), rows(), method=method, draws=1_500, tune=300, **RUN)
     assert not faults(post, truth)

@@ -12,6 +12,7 @@ from scipy.special import expit
 import modicum as mo
 from helpers.interrupted import task_of
 from helpers.refusals import unwarned
+from helpers.slow import slowly
 from modicum.fit import model_for
 from modicum.kernels import whitening
 from modicum.linalg.arrow import ArrowMatrix
@@ -68,10 +69,7 @@ def errors(post, means, sds):
 
 @pytest.mark.parametrize(
     ("groups", "size", "sd"),
-    [
-        *((3, 50, 0.5), (8, 20, 0.01)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((30, 5, 0.5), (50, 100, 0.05))),
-    ],
+    [(3, 50, 0.5), (8, 20, 0.01), *slowly((30, 5, 0.5), (50, 100, 0.05))],
 )
 def test_draws_of_few_groups_and_small_scales_agree_with_quadrature(groups, size, sd):
     table = few_groups(groups, size, sd)

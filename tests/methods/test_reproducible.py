@@ -7,30 +7,29 @@ import pytest
 
 import modicum as mo
 from helpers.interrupted import Crash, saved_iterations
+from helpers.slow import slowly
 from helpers.targets import logistic_rows, quick, same_draws
 from modicum.run import iterations, runner
 
 ROWS = logistic_rows(600, dtype="float32")  # as a store holds them
-METHODS = {
-    "hmc-ecs": mo.HMCECS(),
-    "certainty": pytest.param(
-        mo.HMCECS(certainty=40, subsample=40, blocks=20, refreshes=4), marks=pytest.mark.slow
+METHODS = [
+    mo.HMCECS(),
+    mo.EWSGSVRG(step_size=0.05, batch=5, every=7),
+    *slowly(
+        mo.HMCECS(certainty=40, subsample=40, blocks=20, refreshes=4),
+        mo.SignedHMCECS(batch=5, products=20, blocks=4),
+        mo.FlyMC(),
+        mo.SGHMCCV(step_size=0.1, batch=4),
+        mo.CPSGHMC(step_size=0.05, batch=8, clusters=4),
     ),
-    "signed": pytest.param(mo.SignedHMCECS(batch=5, products=20, blocks=4), marks=pytest.mark.slow),
-    "flymc": pytest.param(mo.FlyMC(), marks=pytest.mark.slow),
-    "ewsg-svrg": mo.EWSGSVRG(step_size=0.05, batch=5, every=7),
-    "sghmc-cv": pytest.param(mo.SGHMCCV(step_size=0.1, batch=4), marks=pytest.mark.slow),
-    "cp-sghmc": pytest.param(
-        mo.CPSGHMC(step_size=0.05, batch=8, clusters=4), marks=pytest.mark.slow
-    ),
-}
+]
 
 
 def sampled(method, rows=ROWS, **settings):
     return quick(mo.models.Logistic(), rows, method=method, tune=60, **settings)
 
 
-@pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)
+@pytest.fixture(scope="module", params=METHODS, ids=lambda method: method.name)
 def first(request):
     return request.param, sampled(request.param)
 

@@ -9,6 +9,7 @@ import pytest
 import modicum as mo
 from helpers.compiling import optimised_chains
 from helpers.refusals import refused, unwarned
+from helpers.slow import slowly
 from helpers.targets import (
     TIMES,
     Conjugate,
@@ -100,7 +101,7 @@ def whole():
     return sample(SVRG, thin=3)
 
 
-@pytest.mark.parametrize("chunk", [0.0, pytest.param(1e9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chunk", [0.0, *slowly(1e9)])
 def test_snapshots_do_not_depend_on_chunks(whole, monkeypatch, chunk):
     monkeypatch.setattr(runner, "CHUNK_SECONDS", chunk)
     assert same_draws(sample(SVRG, thin=3), whole)
@@ -117,7 +118,7 @@ def test_snapshots_make_gradients_exact_here(whole):
 
 @pytest.mark.parametrize(
     "method",
-    [mo.SGHMCCV(batch=10, design="uniform"), pytest.param(mo.SGLDCV(), marks=pytest.mark.slow)],
+    [mo.SGHMCCV(batch=10, design="uniform"), *slowly(mo.SGLDCV())],
     ids=lambda method: method.name,
 )
 def test_the_chosen_step_gives_the_posterior_to_its_stated_bias(method):
@@ -138,10 +139,8 @@ def test_the_chosen_step_gives_the_posterior_to_its_stated_bias(method):
     ("method", "known"),
     [
         (mo.SVRGLD(step_size=0.02, batch=5, every=20, whiten=False), 1.111),
-        pytest.param(
-            mo.EWSGSVRG(step_size=0.01, friction=10.0, batch=1, every=10, whiten=False),
-            1.026,
-            marks=pytest.mark.slow,
+        *slowly(
+            (mo.EWSGSVRG(step_size=0.01, friction=10.0, batch=1, every=10, whiten=False), 1.026)
         ),
     ],
     ids=lambda value: getattr(value, "name", None),

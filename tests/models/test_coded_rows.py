@@ -13,6 +13,7 @@ import pytest
 import modicum as mo
 from helpers.coded import Pair, crossed, densely, pair
 from helpers.refusals import unwarned
+from helpers.slow import slowly
 from helpers.targets import sums_of
 from modicum.rows import ingest
 
@@ -40,11 +41,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        *("count", "class", "without numbers", "crossed"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("binary", "real")),
-    ],
+    "kind", ["count", "class", "without numbers", "crossed", *slowly("binary", "real")]
 )
 def test_sums_over_rows_agree(kind):
     both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())

@@ -9,6 +9,7 @@ from scipy import stats
 
 import modicum as mo
 from helpers.refusals import refused
+from helpers.slow import slowly
 from modicum.arrays import as_either
 from modicum.kernels.whitening import Warp, Whitening
 from modicum.linalg.arrow import ArrowMatrix
@@ -81,7 +82,7 @@ def test_the_likelihood_is_that_of_the_columns_written_out(x64):
 # The prior -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, *slowly(3)])
 def test_correlated_effects_have_an_lkj_prior(count, x64):
     """It is log det(R)^(eta - 1) in R, plus the log-Jacobian of the sampled coordinates."""
     rng = np.random.default_rng(count)
@@ -141,7 +142,7 @@ def test_a_covariance_settles_at_its_closed_form(eta, x64):
     assert right == (eta == 0.5)
 
 
-@pytest.mark.parametrize("ratio", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
+@pytest.mark.parametrize("ratio", [*slowly(0.0), 0.4])
 def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
     """If the data give N(u; c, 1 / A) for a level, its mean is V A c, with 1 / V = A + tau^-2."""
     rng = np.random.default_rng(1)

@@ -14,6 +14,7 @@ from scipy.stats import norm
 
 import modicum as mo
 from helpers.refusals import refused
+from helpers.slow import slowly
 from helpers.targets import exact_draws, softplus, sums_of
 from modicum import plots
 from modicum.errors import DataError
@@ -78,9 +79,7 @@ def double():
 CASES = [(mo.models.Logistic(), 1, 1e-8), (mo.models.Gaussian(), 2, 1e-10)]
 
 
-@pytest.mark.parametrize(
-    ("family", "effects", "error"), [CASES[0], pytest.param(*CASES[1], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("family", "effects", "error"), [CASES[0], *slowly(CASES[1])])
 def test_quadrature_and_derivatives(family, effects, error):
     sums, t = problem(family, effects)
     value, gradient, hessian = sums.hessian(t, "mode")
@@ -129,9 +128,7 @@ def test_few_large_groups(kind):
     assert drawn.acceptance.min() > 0.6
 
 
-@pytest.mark.parametrize(
-    ("family", "effects", "error"), [CASES[0], pytest.param(*CASES[1], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("family", "effects", "error"), [CASES[0], *slowly(CASES[1])])
 def test_residuals_of_chains_and_passes_agree(family, effects, error):
     del error
     sums, t = problem(family, effects)

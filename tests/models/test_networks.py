@@ -6,6 +6,7 @@ import pytest
 
 import modicum as mo
 from helpers.refusals import refused
+from helpers.slow import slowly
 from helpers.targets import all_of
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
@@ -38,7 +39,7 @@ def image_rows(**kwargs):
     return mo.Rows(x=PIXELS, y=LABELS, **({"dtype": "uint8"} | kwargs))
 
 
-@pytest.fixture(params=["mlp", "cnn", pytest.param("gaussian", marks=pytest.mark.slow)])
+@pytest.fixture(params=["mlp", "cnn", *slowly("gaussian")])
 def net(request):
     return NETS[request.param]
 
@@ -87,9 +88,7 @@ def test_bytes_are_scaled_pixels(net, x64):
     assert not np.allclose(log_likelihood(net, theta, all_of(unscaled)), right)
 
 
-@pytest.mark.parametrize(
-    "shape", [(12, 64), (12, 8, 8), pytest.param((12, 8, 8, 1), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("shape", [(12, 64), (12, 8, 8), *slowly(((12, 8, 8, 1),))])
 def test_images_come_flat_or_with_axes(net, shape, x64):
     theta = net.start(image_rows())
     rows = mo.Rows(x=PIXELS.reshape(shape), y=LABELS, dtype="uint8")

@@ -12,6 +12,7 @@ from scipy import stats
 import modicum as mo
 from helpers.laws import LAWS
 from helpers.refusals import refused
+from helpers.slow import slowly
 from modicum import DataError
 from modicum.arrays import expansion
 from modicum.models.families import FAMILIES
@@ -95,7 +96,7 @@ def test_tails_are_those_of_the_distribution(name, x64):
     assert np.abs(tails[0] - law.logcdf(y + 1)).max() > 0.1  # negative control
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=slow) if n in DEAR else n for n in TAILED])
+@pytest.mark.parametrize("name", [*sorted({*TAILED} - {*DEAR}), *slowly(*DEAR)])
 def test_likelihoods_are_chances_of_what_is_known(name, x64):
     eta, law = _predictors(name)
     fields = _observed(name, law)
@@ -108,7 +109,7 @@ def test_likelihoods_are_chances_of_what_is_known(name, x64):
     assert np.median(np.abs(_truth(name, law, fields) - truth)) > 0.05
 
 
-@pytest.mark.parametrize("name", [*CLOSED, *(pytest.param(n, marks=slow) for n in INTEGRATED)])
+@pytest.mark.parametrize("name", [*CLOSED, *slowly(*INTEGRATED)])
 def test_tails_have_derivatives_wherever_predictors_go(name, x64):
     model = getattr(M, name)()
     far = np.array([-60.0, -9.0, 3.0, np.log(3.0), 12.0, 60.0])

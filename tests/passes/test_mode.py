@@ -8,6 +8,7 @@ import pytest
 import modicum as mo
 from helpers.interrupted import task_of
 from helpers.refusals import refused
+from helpers.slow import slowly
 from helpers.targets import (
     Conjugate,
     all_of,
@@ -64,7 +65,7 @@ def test_gaussian_mode_is_the_closed_form_with_its_prior():
     ("model", "make"),
     [
         (M.Softmax(prior_scale=1.0), class_rows),
-        pytest.param(M.Gaussian(prior_scale=1.0), gaussian_rows, marks=pytest.mark.slow),
+        *slowly((M.Gaussian(prior_scale=1.0), gaussian_rows)),
         (M.StudentT(prior_scale=1.0), gaussian_rows),
         (M.Poisson(prior_scale=(0.1, 1.0, 5.0)), poisson_rows),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 import modicum as mo
 from helpers.coded import crossed, pair
+from helpers.slow import slowly
 from helpers.targets import gaussian_rows, logistic_rows, poisson_rows, sums_of
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.control_variates import proxy as proxy_at
@@ -99,9 +100,7 @@ def apart(one, other, loose):
 AGAIN = ("without an intercept", "scales", "codes")  # what these have, others have too
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in AGAIN else n for n in CASES]
-)
+@pytest.mark.parametrize("name", [*sorted({*CASES} - {*AGAIN}), *slowly(*AGAIN)])
 def test_numpy_and_compiled_code_agree(name, monkeypatch):
     monkeypatch.setattr(engine, "chunk_rows", lambda rows: 128)
     ours, elsewhere = computed(name), computed(name, t=1e-3)

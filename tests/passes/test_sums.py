@@ -6,6 +6,7 @@ import pytest
 
 import modicum as mo
 from helpers.refusals import refused
+from helpers.slow import slowly
 from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows, poisson_rows, sums_of
 from modicum.passes import engine
 
@@ -40,10 +41,7 @@ FAMILIES = {
     [
         *("logistic", "poisson", "gaussian"),
         *("softmax", "gaussian, estimated", "student, estimated"),
-        *(
-            pytest.param(family, marks=pytest.mark.slow)
-            for family in ("softmax, no intercept", "gaussian, estimated, no intercept", "student")
-        ),
+        *slowly("softmax, no intercept", "gaussian, estimated, no intercept", "student"),
     ],
 )
 def test_sums_are_those_of_automatic_differentiation(family, small_chunks, x64):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.slow import slowly
 from helpers.targets import gaussian_rows
 from modicum.kernels.designs import Drawn
 from modicum.kernels.protocols import Kernel
@@ -85,7 +86,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-@pytest.mark.parametrize("parallel", ["threads", pytest.param("stacked", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("parallel", ["threads", *slowly("stacked")])
 def test_fetched_ahead_is_gathered_on_the_device(tmp_path, parallel):
     given = sources(tmp_path)
     truth = records(given["device"], [8, 8, 8, 1], parallel)
@@ -98,13 +99,7 @@ def test_fetched_ahead_is_gathered_on_the_device(tmp_path, parallel):
 
 
 @pytest.mark.parametrize(
-    ("source", "thin"),
-    [
-        ("device", 3),
-        ("store", 1),
-        pytest.param("device", 1, marks=pytest.mark.slow),
-        pytest.param("store", 3, marks=pytest.mark.slow),
-    ],
+    ("source", "thin"), [("device", 3), ("store", 1), *slowly(("device", 1), ("store", 3))]
 )
 def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source):
     # as on an accelerator: parts of a call are copied while others are computed
@@ -116,9 +111,7 @@ def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source
     assert_same(records(rows, counts, "stacked", thin=thin, length=2), truth)
 
 
-@pytest.mark.parametrize(
-    "length", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("length", [3, *slowly(1, 8)])
 def test_draws_do_not_depend_on_how_many_are_prepared_together(tmp_path, length):
     rows = sources(tmp_path)["device"]
     assert_same(records(rows, [6, 6, 6, 6, 1], length=length), records(rows, [8, 8, 8, 1]))

@@ -14,6 +14,7 @@ import modicum as mo
 from helpers.interrupted import Crash, saved_iterations
 from helpers.refusals import refused
 from helpers.scripts import Script
+from helpers.slow import slowly
 from helpers.targets import gaussian_rows, quick, same_draws
 from modicum.files import plain, restored
 from modicum.kernels.designs import weight_tables
@@ -75,7 +76,7 @@ def test_without_a_seed_the_checkpoints_seed_is_used(rows, tmp_path):
     assert same_run(a, quick(MODEL, rows, checkpoint=tmp_path, random_seed=None))
 
 
-@pytest.mark.parametrize("chunk", [0.0, pytest.param(0.002, marks=pytest.mark.slow), 1e9])
+@pytest.mark.parametrize("chunk", [0.0, *slowly(0.002), 1e9])
 def test_chunks_do_not_change_draws(rows, whole, monkeypatch, chunk):
     monkeypatch.setattr(runner, "CHUNK_SECONDS", chunk)  # from one iteration at a time to all
     assert same_draws(quick(MODEL, rows), whole)
@@ -127,7 +128,7 @@ def test_a_damaged_part_is_refused(rows, whole, saved, which, harm):
 # Crashes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.slow), "after"])
+@pytest.mark.parametrize("moment", [*slowly("before"), "after"])
 def test_a_crash_at_any_write_loses_nothing(rows, whole, tmp_path, monkeypatch, moment):
     monkeypatch.setattr(runner, "CHUNK_SECONDS", 1e9)  # few chunks, so few writes
     real, writes = os.replace, 0

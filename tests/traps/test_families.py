@@ -7,6 +7,7 @@ import statsmodels.api as sm
 
 import modicum as mo
 from helpers.refusals import refused
+from helpers.slow import slowly
 from helpers.targets import logistic_rows, sums_of
 from modicum.models import Target
 from modicum.passes import anchor_at_mode
@@ -45,18 +46,12 @@ def three_columns(n, flip=None, **kwargs):
 
 
 RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}
-SIZES = [200, pytest.param(2_000, marks=pytest.mark.slow), 20_000]
+SIZES = [200, *slowly(2_000), 20_000]
 
 
 @pytest.mark.parametrize(
     ("n", "settings"),
-    [
-        *((200, {}), (20_000, RAW)),
-        *(
-            pytest.param(n, settings, marks=pytest.mark.slow)
-            for n, settings in ((200, RAW), (2_000, {}), (2_000, RAW), (20_000, {}))
-        ),
-    ],
+    [(200, {}), (20_000, RAW), *slowly((200, RAW), (2_000, {}), (2_000, RAW), (20_000, {}))],
 )
 def test_perfect_separation_is_warned_of_at_any_size(n, settings):
     (note,) = notes_of(M.Logistic(**settings), one_column(n))
@@ -190,15 +185,12 @@ LINKS = {
     ("family", "sd", "method"),
     [
         ("poisson", 40.0, "auto"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("poisson", 5.0, "hmc-ecs"),
-                ("poisson", 30.0, "hmc-ecs"),
-                ("poisson", 5.0, "hmc-ecs-signed"),
-                ("cloglog", 5.0, "auto"),
-                ("cloglog", 100.0, "hmc-ecs"),
-            )
+        *slowly(
+            ("poisson", 5.0, "hmc-ecs"),
+            ("poisson", 30.0, "hmc-ecs"),
+            ("poisson", 5.0, "hmc-ecs-signed"),
+            ("cloglog", 5.0, "auto"),
+            ("cloglog", 100.0, "hmc-ecs"),
         ),
     ],
 )

@@ -15,6 +15,7 @@ import modicum as mo
 from helpers import toy
 from helpers.compiling import optimised_chains
 from helpers.interrupted import planned, task_of
+from helpers.slow import slowly
 from helpers.targets import TIMES, all_of, logistic_rows, mean_and_error, quick, sums_of
 from modicum.errors import ModicumWarning
 from modicum.methods.ecs.run_checks import BOUND_FALLS, UNFIT, Case, check_tails, withdraw_bound
@@ -115,11 +116,7 @@ def test_a_share_away_from_its_boundary_is_subsampled():
 
 
 @pytest.mark.parametrize(
-    ("table", "few", "many"),
-    [
-        (positive_times, 10, 500),
-        pytest.param(times_of_few_events, 0.01, 0.2, marks=pytest.mark.slow),
-    ],
+    ("table", "few", "many"), [(positive_times, 10, 500), *slowly((times_of_few_events, 0.01, 0.2))]
 )
 def test_tails_where_estimates_are_noisy_go_to_all_rows(table, few, many, monkeypatch):
     method, plan = by_default(*table(few))
@@ -276,14 +273,11 @@ def test_a_batch_larger_than_the_data_set_is_reported():
     ("method", "words"),
     [
         (mo.NUTS(), "NUTS on all 3,000 rows"),
-        pytest.param(mo.HMC(), "HMC on all 3,000 rows", marks=pytest.mark.slow),
+        *slowly((mo.HMC(), "HMC on all 3,000 rows")),
         (mo.HMCECS(exact="delayed"), "exact='delayed' on all 3,000 rows"),
         (mo.HMCECS(subsample=2_000), "2,000 rows per step"),
-        pytest.param(
-            mo.SignedHMCECS(products=40, batch=20, centre=0.0),  # without a coreset
-            "800 rows per step",
-            marks=pytest.mark.slow,
-        ),
+        # without a coreset
+        *slowly((mo.SignedHMCECS(products=40, batch=20, centre=0.0), "800 rows per step")),
     ],
 )
 def test_a_run_of_minutes_is_announced(method, words, monkeypatch):

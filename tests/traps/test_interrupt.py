@@ -18,6 +18,7 @@ import pytest
 
 import modicum as mo
 from helpers.scripts import Script
+from helpers.slow import slowly
 from helpers.targets import gaussian_rows, quick
 from modicum.run.chains import Chains
 from modicum.run.checkpoint import Checkpoint
@@ -107,8 +108,7 @@ class Command:
     [
         ("import", signal.SIGINT),
         ("compile", signal.SIGTERM),
-        pytest.param("import", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("compile", signal.SIGINT, marks=pytest.mark.slow),
+        *slowly(("import", signal.SIGTERM), ("compile", signal.SIGINT)),
     ],
 )
 def test_a_signal_ends_the_command_in_one_line(csv, tmp_path, moment, number):

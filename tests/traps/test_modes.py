@@ -9,6 +9,7 @@ import pytest
 import modicum as mo
 from helpers.interrupted import planned
 from helpers.refusals import refused
+from helpers.slow import slowly
 from helpers.targets import quick, same_draws, sums_of
 from modicum.passes import NEAR, Modes, Starts, anchor_at_mode
 
@@ -81,12 +82,7 @@ def anchor_of(model, rows, starts=SEARCH, **kwargs):
 
 @pytest.mark.parametrize(
     ("n", "init"),  # all rows, or a thousand of them
-    [
-        (200, 0.3),
-        (5_000, -2.0),
-        pytest.param(200, -2.0, marks=pytest.mark.slow),
-        pytest.param(5_000, 0.3, marks=pytest.mark.slow),
-    ],
+    [(200, 0.3), (5_000, -2.0), *slowly((200, -2.0), (5_000, 0.3))],
 )
 def test_both_signs_are_found_and_weighed(n, init):
     mean = 0.4
@@ -120,7 +116,7 @@ def test_switched_labels_are_found():
     np.testing.assert_allclose(anchor.modes.points[0][:2], anchor.modes.points[1][1::-1], atol=0.01)
 
 
-@pytest.mark.parametrize("n", [pytest.param(300, marks=pytest.mark.slow), 5_000])
+@pytest.mark.parametrize("n", [*slowly(300), 5_000])
 def test_a_single_mode_stays_single_and_cheap(n):
     anchor, sums = anchor_of(line(), line_rows(n))
     plain, alone = anchor_of(line(), line_rows(n), starts=None)

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from itertools import product
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.special import expit
 
 import modicum as mo
 from helpers.interrupted import planned
+from helpers.slow import slowly
 from helpers.targets import (
     TIMES,
     class_rows,
@@ -79,7 +81,7 @@ def maximum_likelihood(rows):
 # The three cases ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float64", *slowly("float32")])
 def test_a_slope_on_years_is_that_of_the_data(dtype):
     rows = year_rows(dtype=dtype)
     params, errors = maximum_likelihood(rows)
@@ -173,9 +175,7 @@ def in_other_units(rows, unit, shift, y_unit=1.0, y_shift=0.0):
     return mo.Rows(**fields)
 
 
-@pytest.mark.parametrize(
-    "family", [*FEW, *(pytest.param(f, marks=pytest.mark.slow) for f in ("poisson", "gaussian"))]
-)
+@pytest.mark.parametrize("family", [*FEW, *slowly("poisson", "gaussian")])
 def test_posteriors_do_not_depend_on_units(family, x64):
     """In other units, the log-posterior of the same line differs by a constant only."""
     kind, rows = FAMILIES[family]
@@ -208,7 +208,7 @@ def test_posteriors_do_not_depend_on_units(family, x64):
     assert gaps(**raw) > 1  # negative control
 
 
-@pytest.mark.parametrize("method", ["laplace", pytest.param("nuts", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["laplace", *slowly("nuts")])
 def test_rescaled_columns_give_the_same_draws_in_their_units(method):
     rows = logistic_rows(2_000)
     unit = np.array([1e-3, 30.0, 1e4])
@@ -464,7 +464,7 @@ def test_the_pass_is_entered_where_passes_are():
 # The guard ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [200, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [200, *slowly(5_000)])
 def test_a_tight_prior_is_named(n):
     """Even if it is so tight that the mean has hardly moved."""
     sums, start = sums_of(M.Logistic(prior_scale=0.01), logistic_rows(n))
@@ -498,9 +498,7 @@ def test_it_is_said_how_far_a_prior_moves_the_mean():
     assert f"about {moved:.2g} posterior standard deviations" in held.notes[0].sentence
 
 
-@pytest.mark.parametrize(
-    "family", [*FEW, *(pytest.param(f, marks=pytest.mark.slow) for f in ("poisson", "gaussian"))]
-)
+@pytest.mark.parametrize("family", [*FEW, *slowly("poisson", "gaussian")])
 def test_no_prior_is_blamed_without_cause(family):
     kind, rows = FAMILIES[family]
     for model in (kind(), kind(**RAW)):
@@ -610,12 +608,13 @@ def steps_of_scipy(family, prior, unit, rescaled, rows, at):
         ("StudentT", "exponential", 1e3, True),
         ("InverseGaussian", "half-cauchy", 1e3, True),
         ("Weibull", "log-normal", 1e5, False),  # far from any shape that data have
-        *(
-            pytest.param(family, prior, unit, rescaled, marks=pytest.mark.slow)
-            for family in SCALED
-            for prior in POSITIVE
-            for unit in (1e-3, 0.1, 1.0, 100.0, 1e5)
-            for rescaled in ((True, False) if family in HAS_UNIT else (False,))
+        *slowly(
+            *(
+                (family, prior, unit, rescaled)
+                for family, prior in product(SCALED, POSITIVE)
+                for unit in (1e-3, 0.1, 1.0, 100.0, 1e5)
+                for rescaled in ((True, False) if family in HAS_UNIT else (False,))
+            )
         ),
     ],
 )

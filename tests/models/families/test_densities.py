@@ -14,6 +14,7 @@ from scipy import integrate, special, stats
 import modicum as mo
 from helpers.laws import LAWS, TRUTH, WITH_SETTINGS, sigmoid
 from helpers.outcomes import family, family_rows
+from helpers.slow import slowly
 from helpers.targets import all_of, gaussian_rows, logistic_rows, poisson_rows, sums_of
 from modicum.models import LinearPredictorModel
 from modicum.passes import anchor_at_mode
@@ -28,7 +29,7 @@ OTHER_ROWS = {
 }  # fmt: skip
 COMPARED = sorted(TRUTH.keys() - {"Loglogistic"})  # whose distribution tests of tails compare
 CASES = [(name, {}, TRUTH[name]) for name in COMPARED]
-CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in WITH_SETTINGS]
+CASES += slowly(*WITH_SETTINGS)
 FAR_OUT = {
     "Beta": 100.0, "Ordinal": 100.0, "Gamma": 20.0, "NegativeBinomial": 100.0, "Lognormal": 100.0,
     "HurdleNegativeBinomial": 100.0, "HurdleGamma": 20.0, "BetaBinomial": 800.0, "Tweedie": 60.0,
@@ -77,9 +78,7 @@ QUICK = {"Probit", "Binomial", "GaussianLog", "ZeroInflatedPoisson", "HurdlePois
 SEARCHED = sorted({*COMPARED} - {"AsymmetricLaplace"})  # whose mode may be on a kink
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(f, marks=[] if f in QUICK else [pytest.mark.slow]) for f in SEARCHED]
-)
+@pytest.mark.parametrize("name", [*sorted(QUICK), *slowly(*sorted({*SEARCHED} - QUICK))])
 def test_mode_is_the_maximum_of_scipys_density(name, x64):
     """Under nearly flat priors: there the density does not rise in any posterior direction."""
     rows = _rows(name, MORE.get(name, 400))
@@ -213,10 +212,7 @@ def test_beyond_a_hurdle_large_counts_have_the_curvature_of_all_counts(x64):
 
 @pytest.mark.parametrize(
     ("link", "log_pdf"),
-    [
-        pytest.param("probit", stats.norm.logpdf, marks=pytest.mark.slow),
-        ("cloglog", lambda x: x - np.exp(x)),
-    ],
+    [*slowly(("probit", stats.norm.logpdf)), ("cloglog", lambda x: x - np.exp(x))],
 )
 def test_classes_far_from_eta_and_narrow_ones(link, log_pdf, x64):
     """Both cumulative probabilities round to 0 or 1, or their difference is tiny."""
@@ -246,10 +242,7 @@ def test_negative_binomial_becomes_poisson(x64):
     np.testing.assert_allclose(ours, truth, rtol=1e-11)
 
 
-@pytest.mark.parametrize(
-    "width",
-    [pytest.param(0.1, marks=pytest.mark.slow), 0.5, pytest.param(2, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("width", [0.5, *slowly(0.1, 2)])
 def test_smooth_asymmetric_laplace_is_a_density_with_its_quantile(width):
     """It integrates to 1, and eta is the quantile up to the square of the width."""
     model = M.AsymmetricLaplace(scale=1.5, quantile=0.8, smoothing=width)
