@@ -46,6 +46,32 @@ def test_normal_draws_are_taken_where_they_are_enough_and_reported(post, heard):
     assert line in [event.phase for event in heard]
 
 
+def test_half_of_the_draws_suffice_if_no_axis_explains_the_rest():
+    """Forty levels of some 25 events: each is a little skewed, and known by quadrature."""
+    levels, per = np.repeat(np.arange(40), 10), 10
+    y = np.random.default_rng(0).poisson(2.5, len(levels))
+    post = mo.fit("y ~ 0 + C(g)", {"y": y, "g": levels}, family="poisson",
+                  priors={"C(g)": mo.priors.Normal(0, 3)}, **RUN)  # fmt: skip
+    assert post.settings["method"] == "laplace"
+    share = int(post.tuning["verdict"].split("% effective")[0].split()[-1])
+    assert 15 < share < 60
+    grid = np.linspace(-2, 3, 2_001)
+    logs = np.bincount(levels, y)[:, None] * grid - per * np.exp(grid) - grid**2 / 18
+    density = np.exp(logs - logs.max(axis=1, keepdims=True))
+    density /= density.sum(axis=1, keepdims=True)
+    mean, mode = density @ grid, grid[np.argmax(logs, axis=1)]
+    sd = np.sqrt(density @ grid**2 - mean**2)
+    table = post.summary(["beta"])
+
+    def errors(of):
+        return (of - mean) / sd * np.sqrt(table["ess_bulk"])
+
+    assert np.abs(errors(table["mean"])).max() < 4
+    assert np.sqrt(np.mean(errors(table["mean"]) ** 2)) < 1.5
+    # negative control: without weights the mean of draws would be the mode
+    assert np.sqrt(np.mean(errors(mode) ** 2)) > 3
+
+
 def test_no_clock_decides(post, monkeypatch):
     monkeypatch.setattr(cost, "seconds_per_gradient", lambda task: 1e-30)
     monkeypatch.setattr(cost, "COMPILING", 1e9)

@@ -198,13 +198,15 @@ def _block_values(
 
 
 ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5
-EFFECTIVE = 0.6  # smallest share of effective draws
+# Smallest share of effective draws: chains of models with groups have no more. And the share below
+# which a draw of equal weight takes several proposals: else it is the last state of several, so
+# that few draws are alike.
+LEAST, EFFECTIVE = 0.15, 0.6
 MOST = 0.8  # share of effective draws along skewed axes above which the limit of k is 0.5
 # Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
 # posterior sds, whatever the shape of their tail, and the limit of k is 0.7.
 ALIKE = 0.999
 RICH = 0.8  # effective proposals per draw of equal weight, so that few draws are alike
-NESTED = 0.15  # smallest share where scales are drawn first: chains of such models have no more
 FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari et al. 2024)
 ENOUGH = 0.5  # Pareto k below which weighted draws are as good as draws of the posterior
 NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is too small
@@ -281,7 +283,7 @@ class NormalDensity(NamedTuple):
     Like any density that is close to the posterior, it can `draw` points, in the coordinates that
     `where` says, whose mean is `middle` if that is known; `suffices` says whether such draws are to
     be chosen, given the verdict on some, and `sharpened` looks for a better density if they are
-    not; `tuning` is what to say about it.
+    not, or if few are effective; `tuning` is what to say about it.
     """
 
     where: Anchor
@@ -314,9 +316,9 @@ class NormalDensity(NamedTuple):
         curves = skewed_axes(log_posterior, self.centre, self.where, best.pool.whitened)
         if not task.grouped:
             task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
-        while curves is not None and not best.suffices:
+        while curves is not None:
             best = better(best, self._replace(curves=curves))
-            if task.grouped:  # the mode of scales is no guide to a ridge
+            if best.suffices or task.grouped:  # the mode of scales is no guide to a ridge
                 break
             curves = curved_ridges(log_posterior, self.centre, curves)
         return best
@@ -330,7 +332,7 @@ class NormalDensity(NamedTuple):
         limit = FAR if verdict.share > ALIKE else ROOM
         if self.curves is not None and verdict.share > MOST:
             limit = max(limit, ENOUGH)
-        return verdict.tail < limit and verdict.noise < STILL and verdict.share > EFFECTIVE
+        return verdict.tail < limit and verdict.noise < STILL and verdict.share > LEAST
 
     @property
     def description(self) -> str:
@@ -382,17 +384,19 @@ class NestedDensity(NamedTuple):
     def _drawn(self, rng: np.random.Generator, shape: tuple[int, int]) -> Nested:
         """Draw; where scales are poor draws of their marginal, draw again from kernels there."""
         scales: ScaleDensity | ScaleKernels = self.scales
-        share, best = 0.0, None
+        share, best = -1.0, None
         for _ in range(TIMES):
             drawn = nested_draws(self.pooled, scales, rng, shape)
-            weights, tail = pareto_smoothed((drawn.log_marginal - drawn.log_proposal).ravel())
-            effective = float(1 / np.sum(weights**2) / len(weights))
-            if best is None or effective > share:
-                share, best = effective, drawn
-            if tail < ENOUGH and effective > EFFECTIVE:
+            h = drawn.t[..., len(self.pooled.pull) :].reshape(drawn.log_marginal.size, -1)
+            # several draws may share their scales, and are one draw of these
+            once = np.sort(np.unique(h[:, 0], return_index=True)[1])
+            log_ratio = (drawn.log_marginal - drawn.log_proposal).ravel()[once]
+            verdict = Verdict.judge(log_ratio, 0.0)
+            if verdict.share > share:
+                share, best = verdict.share, drawn
+            if verdict.tail < ENOUGH and verdict.share > EFFECTIVE:
                 break
-            h = drawn.t[..., len(self.pooled.pull) :].reshape(len(weights), -1)
-            scales = ScaleKernels.of(self.pooled, h, weights, rng)
+            scales = ScaleKernels.of(self.pooled, h[once], pareto_smoothed(log_ratio)[0], rng)
         assert best is not None
         return best
 
@@ -431,7 +435,7 @@ class NestedDensity(NamedTuple):
         hardly any weight there: a large share of effective draws is room enough.
         """
         limit = FAR if verdict.share > MOST else ENOUGH
-        return verdict.tail < limit and verdict.noise < STILL and verdict.share > NESTED
+        return verdict.tail < limit and verdict.noise < STILL and verdict.share > LEAST
 
     @property
     def description(self) -> str:
@@ -607,14 +611,15 @@ class Laplace(Method):
             except ConvergenceError:
                 return best
             gained = proposals.verdict.share > GAINED * best.verdict.share
-            return proposals if gained or proposals.suffices else best
+            # either is enough, unless the best so far suffices
+            return proposals if gained + proposals.suffices > best.suffices else best
 
         best = weigh(density, WeighingPool(weights, self.pool or FIRST_POOL))
-        if not best.suffices:
+        if not best.suffices or best.verdict.share < EFFECTIVE:
             best = density.sharpened(best, better)
         verdict = best.verdict
         taken = verdict.tail < tail and (by_name or best.suffices)
-        if taken and not self.weighted and NESTED < verdict.share < EFFECTIVE:
+        if taken and not self.weighted and LEAST < verdict.share < EFFECTIVE:
             # A draw of equal weight is the last state of several, so that few are alike. All of
             # them are judged: one of very many may weigh more than the first thousands showed.
             assert best.pool is not None
