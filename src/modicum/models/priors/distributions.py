@@ -304,13 +304,9 @@ class BetweenBounds(Prior):
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
-        return (
-            self.quantile(rng.random(shape)) if self.is_bounded else self.draw_anywhere(rng, shape)
-        )
-
-    @abstractmethod
-    def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw independent values without bounds."""
+        if self.is_bounded:
+            return self.quantile(rng.random(shape))
+        return np.asarray(self.distribution.rvs(size=shape, random_state=rng))
 
 
 @dataclass(frozen=True, repr=False)
@@ -337,10 +333,6 @@ class Normal(BetweenBounds):
     def width(self) -> float:
         """The standard deviation."""
         return self.sd
-
-    def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw independent values."""
-        return self.mean + self.sd * rng.standard_normal(shape)
 
 
 @dataclass(frozen=True, repr=False)
@@ -377,10 +369,6 @@ class StudentT(BetweenBounds):
         """(df + 1) / (df scale^2 + r^2)."""
         return np.asarray((self.df + 1) / (self.df * self.scale**2 + square))
 
-    def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw independent values."""
-        return self.mean + self.scale * rng.standard_t(self.df, shape)
-
 
 @dataclass(frozen=True, repr=False)
 class Laplace(BetweenBounds):
@@ -410,10 +398,6 @@ class Laplace(BetweenBounds):
     def precision(self, square: np.ndarray) -> np.ndarray:
         """1 / (scale r)."""
         return np.asarray(1 / (self.scale * np.sqrt(square)))
-
-    def draw_anywhere(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw independent values."""
-        return rng.laplace(self.mean, self.scale, shape)
 
 
 # Nodes in the logarithm of the local scale. For an integrand that is analytic within pi / 4 of the
@@ -475,23 +459,23 @@ class ShrunkPrior(Prior):
 
     def density(self, value: jax.Array, tau: jax.Array) -> jax.Array:  # type: ignore[override]
         """Log-density given tau: a mixture of normals."""
-        unit, resolution = jnp.asarray(self.unit), jnp.asarray(self.resolution)
-        z = (value / unit)[..., None]
-        log_weights, variances = self.mixture(jnp, tau)
-        sd = jnp.sqrt(variances + resolution[..., None] ** 2)
-        log_terms = log_weights - 0.5 * (z / sd) ** 2 - jnp.log(sd)
+        unit = jnp.asarray(self.unit)
+        log_terms, _ = self._terms(jnp, value / unit, tau)
         return logsumexp(log_terms, axis=-1) - HALF_LOG_2PI - jnp.log(unit)
 
     def precision(self, square: np.ndarray, tau: np.ndarray) -> np.ndarray:  # type: ignore[override]
         """E(1 / sd^2 | r), over the local scale."""
-        unit, resolution = np.asarray(self.unit), np.asarray(self.resolution)
-        z2 = (square / unit**2)[..., None]
-        log_weights, variances = self.mixture(np, tau)
-        sd = np.sqrt(variances + resolution[..., None] ** 2)
-        log = log_weights - 0.5 * z2 / sd**2 - np.log(sd)
+        unit = np.asarray(self.unit)
+        log, sd = self._terms(np, np.sqrt(square) / unit, tau)
         share = np.exp(log - log.max(axis=-1, keepdims=True))
         mean = np.sum(share / sd**2, axis=-1) / share.sum(axis=-1)
         return np.asarray(mean / unit**2)
+
+    def _terms(self, xp: ModuleType, z: Array, tau: Array) -> tuple[Array, Array]:
+        """Log-densities at z of the normals in the mixture, less a constant, and their sds."""
+        log_weights, variances = self.mixture(xp, tau)
+        sd = xp.sqrt(variances + xp.asarray(self.resolution)[..., None] ** 2)
+        return log_weights - 0.5 * (z[..., None] / sd) ** 2 - xp.log(sd), sd
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{number:.4g}" for number in self.hyperparameters)
