@@ -44,9 +44,9 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_050,
+    "models": 8_040,
     "rows": 7_020,
-    "methods": 6_250,
+    "methods": 6_240,
     "posterior": 5_830,
     "kernels": 3_750,
     "passes": 2_880,

@@ -170,6 +170,7 @@ class Rule(NamedTuple):
     words: str
     holds: Callable[[Any], bool]
     names: Collection[str] = ()  # a registry, which is listed after the words
+    kept: Callable[[Any], Any] | None = None  # what is kept of a value; None: the value
 
     def __str__(self) -> str:
         return f"{self.words} {', '.join(self.names)}".rstrip()
@@ -201,7 +202,12 @@ def _is_point(value: Any) -> bool:
         np.asarray(value, np.float64)
     except (TypeError, ValueError):
         return False
-    return not isinstance(value, str)
+    return value is not None and not isinstance(value, str)
+
+
+def _as_tuple(value: Any) -> tuple[float, ...]:
+    """Return a point as plain numbers: hashable, and fully shown by repr."""
+    return tuple(np.asarray(value, np.float64).ravel().tolist())
 
 
 Count: TypeAlias = Annotated[int, at_least(1)]
@@ -209,7 +215,9 @@ Positive: TypeAlias = Annotated[float, number("a positive number", lambda v: v >
 Share: TypeAlias = Annotated[float, number("a number between 0 and 1", lambda v: 0 < v < 1)]
 BelowOne: TypeAlias = Annotated[float, number("at least 0 and below 1", lambda v: 0 <= v < 1)]
 Bytes: TypeAlias = Annotated[int, number("a number of bytes", lambda v: v >= 0)]
-Point: TypeAlias = Annotated[tuple[float, ...] | np.ndarray, Rule("a point", _is_point)]
+Point: TypeAlias = Annotated[
+    tuple[float, ...] | np.ndarray, Rule("a point", _is_point, (), _as_tuple)
+]
 
 PLAIN: dict[Any, list[Rule]] = {
     int: [Rule("a whole number", is_whole)],
@@ -243,10 +251,13 @@ def check_settings(settings: Any) -> None:  # a dataclass, for which Python has 
     """
     for name, (rules, hint) in _rules(settings.__class__).items():
         value = getattr(settings, name)
-        if not any(rule.holds(value) for rule in rules):
+        rule = next((rule for rule in rules if rule.holds(value)), None)
+        if rule is None:
             near = suggestion(str(value), [known for rule in rules for known in rule.names])
             needed = f"{name} must be {_listed(map(str, rules))}, not {value!r}{near}"
             raise SettingError(f"{needed}; {hint}." if hint else f"{needed}.")
+        if rule.kept is not None:
+            object.__setattr__(settings, name, rule.kept(value))
 
 
 def _listed(words: Iterable[str]) -> str:

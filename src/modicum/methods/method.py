@@ -109,6 +109,16 @@ class Task:
                 "rename your field of that name."
             )
 
+    def point(self, values: object, called: str) -> np.ndarray:
+        """Return a flat vector of the user's; refuse one that is not of these parameters."""
+        point = np.asarray(values, np.float64)
+        if point.shape != self.start.shape:
+            raise SettingError(
+                f"the {called} has {point.size} entries, but the model has {self.start.size} "
+                f"unconstrained parameters ({', '.join(self.names[:3])} ...)."
+            )
+        return point
+
     def refuse_own_parameters(self, method: str) -> None:
         """Refuse priors that have parameters: chains would not be whitened for them."""
         if self.target.likelihood.size < self.target.size:

@@ -193,9 +193,6 @@ class EnergyConserving(Method, Generic[C]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.anchor, str):  # hashable and fully shown by repr
-            point = np.asarray(self.anchor, np.float64)
-            object.__setattr__(self, "anchor", tuple(float(t) for t in point.ravel()))
         # Blocks are replaced one by one, which rules out designs that draw a whole batch jointly.
         usable = [k for k, v in DESIGNS.items() if v.independent and v.needs != "clusters"]
         if self.design not in usable:
@@ -276,12 +273,7 @@ class EnergyConserving(Method, Generic[C]):
                     "subset can locate the posterior; use anchor='mode', or method='nuts'."
                 )
             return anchor_at_mean(task).anchor
-        point = np.asarray(self.anchor, np.float64)
-        if point.shape != task.start.shape:
-            raise SettingError(
-                f"the anchor has {point.size} entries, but the model has {task.start.size} "
-                f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
-            )
+        point = task.point(self.anchor, "anchor")
         return task.remember("anchor", Anchor, lambda: anchor_at(task.sums, point))
 
     @in_double_precision

@@ -127,26 +127,14 @@ def place_chains(method: StochasticGradientFamily, task: Task, control_variates:
         z, scatter = np.zeros(d), np.ones(()) if whiten else at_mode.dense_factor
         scatter = (1.0 if spread is None else spread) * scatter  # a draw about the mode
     else:
-        z, scatter = _away(start, task, coordinates), np.asarray(spread or 0.0)
+        named = {"zero": np.zeros(d), "model": task.start}
+        point = named[start] if isinstance(start, str) else task.point(start, "start")
+        z, scatter = coordinates.whiten(point), np.asarray(spread or 0.0)
         draws = type(task.target.model).random_start is not BaseModel.random_start
         if isinstance(start, str) and start == "model" and not whiten and draws:
             random_start = RandomStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
     notes = [] if at_mode is None else at_mode.notes
     return Placement(coordinates, anchor, whiten, z, scatter, random_start, notes)
-
-
-def _away(
-    start: str | tuple[float, ...] | np.ndarray, task: Task, where: Coordinates
-) -> np.ndarray:
-    """Return the start that was named, or given as a point, in the chain's coordinates."""
-    named = {"zero": np.zeros(task.target.size), "model": task.start}
-    point = named[start] if isinstance(start, str) else np.asarray(start, np.float64)
-    if point.shape != task.start.shape:
-        raise SettingError(
-            f"the start has {point.size} entries, but the model has {task.start.size} "
-            f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
-        )
-    return where.whiten(point)
 
 
 def _anchor(task: Task, reason: str) -> Anchor:
@@ -241,9 +229,6 @@ class StochasticGradientFamily(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.start is not None and not isinstance(self.start, str):
-            point = np.asarray(self.start, np.float64)  # hashable and fully shown by repr
-            object.__setattr__(self, "start", tuple(float(t) for t in point.ravel()))
         self.parts().check()
 
     @abstractmethod
