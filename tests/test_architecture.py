@@ -50,11 +50,11 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "posterior": 5_830,
     "kernels": 3_750,
     "passes": 2_880,
-    "": 3_380,
+    "": 3_390,
     "run": 1_340,
     "cli": 1_100,
     "digest": 900,
-    "linalg": 720,
+    "linalg": 710,
     "diagnostics": 680,
 }
 

@@ -394,21 +394,8 @@ class CodedMatrix(ModelMatrix):
 
     def densely(self) -> jax.Array:
         """Form all columns."""
-        if is_numpy(self._like):
-            return self @ as_either(np.eye(self.columns, dtype=self.dtype))
-        out = jnp.zeros((*self._row_shape, self.columns), self.dtype)
-        if self.coding.dense:
-            assert self.x is not None
-            out = out.at[..., jnp.asarray(self.coding.dense)].set(
-                self.x[..., : len(self.coding.dense)]
-            )
-        for term in self.coding.terms:
-            code = self.codes[term.field].astype(jnp.int32) - term.reference
-            hot = jax.nn.one_hot(code, term.width, dtype=self.dtype)
-            if term.scale is not None:
-                hot = hot * self._scale(term)[..., None]
-            out = out.at[..., term.columns].add(hot)
-        return out.at[..., -1].set(1) if self.ones else out
+        one = namespace(self._like).eye(self.columns, dtype=self.dtype)
+        return self @ as_either(one)
 
     def numbers(self) -> jax.Array:
         """Dense columns, the intercept's last, (..., columns)."""
