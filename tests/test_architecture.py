@@ -54,7 +54,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "run": 1_340,
     "cli": 1_100,
     "digest": 900,
-    "linalg": 710,
+    "linalg": 700,
     "diagnostics": 680,
 }
 

@@ -105,8 +105,7 @@ def bent_sum(target: Target, z: jax.Array, proxy: Proxy) -> jax.Array:
     A'c + c'Bw + c'Bc / 2 - sum p A v^2 / 2.
     """
     bend = proxy.bend
-    if bend is None:
-        return jnp.zeros(())
+    assert bend is not None
     w, powers = proxy.where.factor[bend.where] @ z, len(bend.power)
     v = _bent(w[:powers], bend.power)
     twice = jnp.sum(bend.power * bend.slope[:powers] * v**2)

@@ -23,6 +23,7 @@ The whitening factor F, with F F' = P^-1, is the transposed inverse of that fact
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -510,32 +511,22 @@ class ArrowCholesky:
         decoupled from the others: coefficients then move as at a fixed scale, whatever the units of
         columns and outcomes. If that is not enough, curvatures are absolute.
         """
-        try:
-            inverse, half, rest = _eliminated(matrix, np.asarray(matrix.blocks))
-            return cls(*_places(matrix), inverse, half, cho_factor(rest))
-        except np.linalg.LinAlgError:
-            decoupled = cls._decoupling(matrix)
-            if decoupled is not None:
-                return decoupled
-            blocks = np.asarray(matrix.blocks)
-            if matrix.levels:
-                blocks = _absolute(blocks, least)
+        blocks = np.asarray(matrix.blocks)
+        decoupled: Decoupled | None = None
+        with suppress(np.linalg.LinAlgError):
             inverse, half, rest = _eliminated(matrix, blocks)
-            corner = cho_factor(_absolute(rest, least), lower=True)
-            return cls(*_places(matrix), inverse, half, corner, True)
-
-    @classmethod
-    def _decoupling(cls, matrix: ArrowMatrix) -> ArrowCholesky | None:
-        """Factor `matrix` without cross terms of a few entries of the border, if that helps."""
-        try:
-            inverse, half, rest = _eliminated(matrix, np.asarray(matrix.blocks))
-        except np.linalg.LinAlgError:
-            return None
-        decoupled = Decoupled.of(rest, np.diag(np.asarray(matrix.corner)))
-        if decoupled is None:
-            return None
-        half[..., list(decoupled.entries)] = 0.0
-        return cls(*_places(matrix), inverse, half, (decoupled.lower, True), True)
+            try:
+                return cls(*_places(matrix), inverse, half, cho_factor(rest))
+            except np.linalg.LinAlgError:
+                decoupled = Decoupled.of(rest, np.diag(np.asarray(matrix.corner)))
+        if decoupled is not None:
+            half[..., list(decoupled.entries)] = 0.0
+            return cls(*_places(matrix), inverse, half, (decoupled.lower, True), True)
+        if matrix.levels:
+            blocks = _absolute(blocks, least)
+        inverse, half, rest = _eliminated(matrix, blocks)
+        corner = cho_factor(_absolute(rest, least), lower=True)
+        return cls(*_places(matrix), inverse, half, corner, True)
 
     @property
     def half_log_det(self) -> float:
