@@ -452,6 +452,8 @@ class Lock:
         The file; created if it does not exist.
     called
         What it stands for, in the error if another process holds it.
+    unsure
+        Whether to go on where the file system has no locks, so that nobody can know.
 
     Attributes
     ----------
@@ -469,7 +471,7 @@ class Lock:
     'half done'
     """
 
-    def __init__(self, path: Path, called: str) -> None:
+    def __init__(self, path: Path, called: str, unsure: bool = True) -> None:
         self.path, self.left = path, ""
         self._descriptor: int | None = None
         self.release: Callable[[], object] = lambda: None
@@ -482,7 +484,7 @@ class Lock:
                     raise
                 return  # without write access no lock is needed
             self.release = weakref.finalize(self, os.close, self._descriptor)
-            if not _locked(self._descriptor):
+            if not _locked(self._descriptor, unsure):
                 self.release()
                 raise SettingError(
                     f"{called} is in use by {_holder(path)}; wait until it ends, or choose another "
@@ -514,8 +516,8 @@ class Lock:
         self.release()
 
 
-def _locked(descriptor: int) -> bool:
-    """Try to take the lock; return True on success, or if the file system has no locks."""
+def _locked(descriptor: int, unsure: bool) -> bool:
+    """Try to take the lock; return True on success, and `unsure` if the file system has none."""
     try:
         import fcntl
     except ImportError:
@@ -534,7 +536,7 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
-        return True
+        return unsure
     return True
 
 

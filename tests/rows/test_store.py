@@ -1,5 +1,6 @@
 """A store is complete or absent, and reports damage."""
 
+import errno
 import json
 import signal
 
@@ -108,6 +109,23 @@ def test_killed_ingest_leaves_nothing_that_opens(tmp_path):
     rows = ingest(FIELDS, store, progressbar=False)
     assert len(rows) == 10_000
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "s"]
+
+
+def test_without_file_locks_the_folder_of_another_ingest_stays(tmp_path, monkeypatch):
+    """Nobody can know there whether it is still at work; with locks it is known, and removed."""
+    left = tmp_path / ".s.ingest-0123abcd"
+    left.mkdir()
+    left.with_name(f"{left.name}.lock").write_text("4711 elsewhere\n")
+
+    def without_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", without_locks)
+        assert len(ingest(FIELDS, tmp_path / "s", progressbar=False)) == 10_000
+    assert left.is_dir()
+    ingest(FIELDS, tmp_path / "s", progressbar=False, overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
 
 
 def test_interrupted_overwrite_keeps_the_old_store(store, monkeypatch):

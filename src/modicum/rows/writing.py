@@ -278,7 +278,7 @@ def _clean(store: Path, keep: Path) -> None:
         folder = left.with_name(left.name.removesuffix(LOCK))
         if folder != keep:
             with contextlib.suppress(SettingError):  # its ingest is under way
-                lock = Lock(left, f"'{store}'")
+                lock = Lock(left, f"'{store}'", unsure=False)
                 shutil.rmtree(folder, ignore_errors=True)
                 lock.remove()
 
