@@ -93,7 +93,7 @@ def test_by_reads_codes_in_the_order_of_the_fit():
         ("s(x, k=5000)", "more than 1,000"),
         ("s(hour, bs='cc')", "upper_bound=24"),
         ("s(x, extrapolation='zero')", "extrapolation must be"),
-        ("s(f)", "holds levels"),
+        ("s(f)", "is levels: use a column of numbers"),
         ("s(x, z)", "takes one column"),
         ("te(x)", "takes two or three"),
         ("s(x, df=5)", "no argument df"),

@@ -12,6 +12,8 @@ import pytest
 from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
 from modicum.rows import CodedTerm, Coding, Rows, RowsSchema, ingest
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.reading import encode_table, read_formula
 
 COLUMNS = {
     "delay": [3.5, -1.0, 0.0, 12.25, 7.0],
@@ -163,7 +165,7 @@ def test_other_types_and_missing_values():
     refuse("column 'a' holds a missing value in row 1", a=[1, None])
     refuse("column 'g' holds a missing value in row 1", g=["u", None])
     refuse("column 'g' holds a missing value in row 1", g=[1.0, float("nan")])
-    refuse("categorical column 'g' holds a date in row 0", g=pa.array([0, 1], pa.date32()))
+    refuse("categorical column 'g' holds a time in row 0", g=pa.array([0, 1], pa.time32("s")))
     rows = Rows.from_table(pa.table({"y": [0, 1], "d": pa.array([1, 2], pa.decimal128(5, 2))}))
     assert rows.slice(0, 2)["x"].tolist() == [[1], [2]]
 
@@ -235,3 +237,63 @@ def test_columns_of_any_name():
     assert rows.columns == (*names, "g`[v]")
     assert rows.slice(0, 1)["x"].tolist() == [[0, 1, 2, 3, 4, 5]]
     assert Rows.from_table(frame, outcome="`").outcome == "`"
+
+
+DAYS = [pd.Timestamp(2020, *day) for day in ((2, 1), (1, 31), (2, 1), (2, 3, 6, 30))]
+
+
+def test_dates_are_levels_in_whatever_table(tmp_path):
+    """They are called as ISO has them, so that no table's dates become other levels."""
+    frame = pd.DataFrame({"y": [0.0, 1, 2, 3], "day": DAYS, "year": [2019, 2020, 2020, 2021]})
+    rows = read_formula("y ~ C(day) + C(year) + (1 | day)", frame, progressbar=False)
+    texts = ("2020-01-31", "2020-02-01", "2020-02-03 06:30:00")
+    assert rows.levels["day"] == rows.levels["C(day)"] == texts
+    assert rows.slice(0, 4)["day"].tolist() == [1, 0, 1, 2]
+    chosen = Rows.from_table(frame, categorical=["day"])
+    assert chosen.columns[:2] == tuple(f"day[{day}]" for day in texts[1:])
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    frame.to_parquet(tmp_path / "d.parquet")
+    tables = [str(tmp_path / "d.parquet"), pl.from_pandas(frame)]
+    tables.append(frame.assign(day=frame["day"].astype("category")))
+    for table in tables:
+        again = read_formula("y ~ C(day) + C(year) + (1 | day)", table, progressbar=False)
+        assert again.levels == rows.levels
+    encoding = FormulaEncoding.from_dict(rows.schema.encoding.to_dict())  # as from a file
+    for table in (*tables, str(tmp_path / "d.csv"), frame.assign(day=frame["day"].map(str))):
+        ours, theirs = (r.slice(0, 4) for r in (rows, encode_table(encoding, table, outcome=True)))
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    late = frame.assign(day=frame["day"] + pd.Timedelta(1, "h"))  # the control: other dates
+    with pytest.raises(DataError, match="holds '2020-02-01 01:00:00' in row 0, "):
+        encode_table(encoding, late, outcome=True)
+    for formula in ("y ~ day", "y ~ s(day)", "y ~ C(year) + np.log(day)"):
+        with pytest.raises(DataError, match=r"number first \(as in \(day - day.min\(\)\).dt.days"):
+            read_formula(formula, frame, progressbar=False)
+
+
+def test_numbers_used_as_levels_may_be_written_otherwise():
+    """In C(...) and as groups, a year is 2019, "2019" or a category, where nothing else fits."""
+    frame = pd.DataFrame(
+        {"y": [0.0, 1, 2, 3], "year": [2019, 2020, 2020, 2021], "x": [1.0, 2, 3, 4]}
+    )
+    rows = read_formula("y ~ C(year) + x + (1 | year)", frame, progressbar=False)
+    ways = [str, float, lambda year: f"{year}.0"]
+    tables = [frame.assign(year=[way(year) for year in frame["year"]]) for way in ways]
+    tables += [table.assign(year=table["year"].astype("category")) for table in (frame, *tables)]
+    for table in tables:
+        other = encode_table(rows.schema.encoding, table, outcome=True)
+        ours, theirs = (r.slice(0, 4) for r in (rows, other))
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    for year, words in (
+        (
+            ["2019", "2020", "'21", "2021"],
+            "held numbers or booleans in the fit and holds text here",
+        ),
+        (
+            pd.Categorical([2019, 2019, 2018, 2019]),
+            "holds 2018 in row 2, which the rows of the fit",
+        ),
+    ):
+        with pytest.raises(DataError, match=words):
+            encode_table(rows.schema.encoding, frame.assign(year=year), outcome=True)
+    with pytest.raises(DataError, match="column 'x' held numbers in the fit and holds text"):
+        encode_table(rows.schema.encoding, frame.assign(x=["1", "2", "3", "4"]), outcome=True)

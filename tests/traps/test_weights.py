@@ -141,7 +141,7 @@ def test_rows_without_weight_only_widen_the_range(table):
         ([1.0, -2.0, 1.0], r"negative weight -2.0 in row 1"),
         ([0.0, 0.0, 0.0], "zero in every row"),
         ([0.3, 0.3, 0.3], r"scale\(x\) cannot be computed \(the rows count as 0.9, and more than"),
-        (["a", "b", "c"], "'w' holds text or categories"),
+        (["a", "b", "c"], r"'w' holds text \('a' in row 0\): convert it to numbers"),
     ],
 )
 def test_weights_that_cannot_be_learned_from_are_refused(weights, reason):

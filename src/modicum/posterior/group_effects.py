@@ -52,7 +52,7 @@ from modicum.posterior.fitted import (
 from modicum.posterior.smooth_curves import smooth_table, smooths_of
 from modicum.posterior.summary import interval_table
 from modicum.rows import Rows
-from modicum.rows.coding import Level, level_names
+from modicum.rows.coding import Level, level_names, level_places
 from modicum.rows.grouped_rows import GroupedRows, GroupIndex, as_groups
 from modicum.runtime import Array, computed_on_cpu, jit
 
@@ -275,16 +275,16 @@ def _level_ids(names: np.ndarray, group: str, levels: Sequence[object] | None) -
     """Return the indices of the requested levels; refuse one that the fit did not have."""
     if levels is None:
         return np.arange(len(names))
-    place = {str(level): k for k, level in enumerate(names.tolist())}
     if not len(levels):
         raise SettingError(f"levels is empty: name levels of {group!r}, or leave it out for all.")
-    unknown = [level for level in levels if str(level) not in place]
-    if unknown:
+    places = np.array(level_places(names.tolist(), levels))
+    if places.min() < 0:
+        unknown = list(levels)[int(places.argmin())]
         raise DataError(
-            f"there is no '{group}' {unknown[0]!r} among the rows of the fit; all that is known "
+            f"there is no '{group}' {unknown!r} among the rows of the fit; all that is known "
             "of a new group is the spread of its effects, group_sd."
         )
-    return np.array([place[str(level)] for level in levels], int)
+    return places
 
 
 def effect_draws(

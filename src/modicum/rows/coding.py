@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,13 +30,25 @@ Level: TypeAlias = str | int | float | bool
 STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
 
 
+def level_text(level: object) -> str:
+    """Return a level as text; dates as ISO has them, without the time if it is midnight.
+
+    Examples
+    --------
+    >>> from datetime import datetime
+    >>> level_text(datetime(2013, 1, 31)), level_text(datetime(2013, 1, 31, 6)), level_text(6.0)
+    ('2013-01-31', '2013-01-31 06:00:00', '6.0')
+    """
+    return str(level).removesuffix(" 00:00:00") if isinstance(level, date) else str(level)
+
+
 def level_key(level: object) -> str:
     """Return a key that is equal for equal levels: 6 and 6.0 are equal, "6" and "6.0" are not."""
     if isinstance(level, bool | np.bool_):
         return str(bool(level))
     if isinstance(level, float | np.floating) and float(level).is_integer():
         return str(int(level))
-    return str(level)
+    return level_text(level)
 
 
 def level_names(levels: Sequence[Level]) -> tuple[str, ...]:
@@ -79,7 +92,7 @@ def loose_key(key: str) -> str:
     """Return a key that is equal for texts that may be the same level: "6" and "6.0"."""
     if key in ("true", "false", "TRUE", "FALSE"):
         return key.capitalize()
-    return re.sub(r"^([+-]?[0-9]+)[.]0+$", r"\1", key)
+    return re.sub(r"^([+-]?[0-9]+)[.]0+$", r"\1", key).removesuffix(" 00:00:00")
 
 
 class LevelArray(NamedTuple):

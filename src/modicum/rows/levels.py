@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from modicum.rows.checks import (
     reads_as_number,
     require_exact,
 )
-from modicum.rows.coding import Array, DType, Level, LevelArray, level_key
+from modicum.rows.coding import Array, DType, Level, LevelArray, level_key, level_text
 from modicum.rows.sources import BATCH_ROWS, Source, kind_of
 
 # Columns with more levels are unlikely to be meant as treatment contrasts.
@@ -64,9 +65,10 @@ def numbers(array: pa.Array, name: str, rows: RowNumbers, text_remedy: str) -> A
         row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
         raise MissingValueError(name, rows[row])
     if kind not in ("number", "boolean"):
+        days = f" (as in ({name} - {name}.min()).dt.days), code it as levels (as in C({name})),"
         raise DataError(
-            f"column {name!r} holds values of type {kind}: convert it to a number first, or leave "
-            "it out."
+            f"column {name!r} holds values of type {array.type}: convert it to a number first"
+            f"{days if kind == 'dates' else ','} or leave it out."
         )
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
@@ -131,6 +133,7 @@ def distinct(array: pa.Array, name: str, rows: RowNumbers) -> LevelArray:
         row = int(np.argmax(array.indices.is_null().to_numpy(zero_copy_only=False)))
         raise MissingValueError(name, rows[row])
     values, codes = array.dictionary.to_pylist(), array.indices.to_numpy(zero_copy_only=False)
+    values = [level_text(value) if isinstance(value, date) else value for value in values]
     for code, value in enumerate(values):
         unusable = not isinstance(value, str | int | float) or value != value
         if unusable and (codes == code).any():
@@ -246,13 +249,8 @@ class BatchColumns:
 
     def numbers(self, name: str) -> Array:
         """Return a column of numbers in its own type."""
-        array = self._arrow(name)
-        if kind_of(array.type) == "levels":
-            raise DataError(
-                f"column {name!r} holds text or categories ({array[0].as_py()!r} in row "
-                f"{self.row(0)}) where the formula needs numbers: convert it first."
-            )
-        return numbers(array, name, self.row_ids, "convert it first")
+        remedy = "convert it to numbers, which the formula needs"
+        return numbers(self._arrow(name), name, self.row_ids, remedy)
 
     def exact(self, name: str, dtype: np.dtype[np.floating]) -> Array:
         """Return a column of numbers, refusing integers that `dtype` cannot hold exactly."""

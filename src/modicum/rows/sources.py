@@ -261,11 +261,13 @@ def _polars(compute: Callable[[], T]) -> T:
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """Return the kind of a column: "number", "levels", "boolean", or its Arrow type."""
+    """Return the kind of a column: "number", "levels", "boolean", "dates", or its Arrow type."""
     if pa.types.is_boolean(kind):
         return "boolean"
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "number"
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return "dates"
     return "levels" if is_text(kind) or pa.types.is_dictionary(kind) else str(kind)
 
 

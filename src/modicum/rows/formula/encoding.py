@@ -203,11 +203,16 @@ class FormulaEncoding:
     ) -> tuple[str, ...]:
         """Return the table columns to read for these further fields (None: all)."""
         known = self.only(outcome, fields)
-        texts = [f.expression for f in known.factors]
-        texts += [] if known.outcome is None else [known.outcome.expression]
-        texts += [text for parts in known.fields.values() for text in parts]
-        names = [name for text in texts for name in Expression(text).names]
+        names = [name for expression in known._expressions for name in expression.names]
         return tuple(dict.fromkeys([*names, *(n for g in known.groupings for n in g.columns)]))
+
+    @property
+    def _expressions(self) -> list[Expression]:
+        """Everything that is computed from columns."""
+        texts = [f.expression for f in self.factors]
+        texts += [] if self.outcome is None else [self.outcome.expression]
+        texts += [text for parts in self.fields.values() for text in parts]
+        return list(map(Expression, texts))
 
     def only(self, outcome: bool, fields: Collection[str] | None = None) -> FormulaEncoding:
         """Return the encoding with or without an outcome, and with some further fields and groups.
@@ -298,9 +303,10 @@ class FormulaEncoding:
         for name in needed:
             if name not in source.names:
                 raise DataError(source.absent(name))
+        numeric = {n for e in self._expressions if e.as_levels is None for n in e.names}
         for name, kind in zip(needed, source.types(needed), strict=True):
             before, now = self.kinds.get(name), kind_of(kind)
-            if before == "number" and now == "levels":
+            if name in numeric and before == "number" and now == "levels":
                 raise DataError(
                     f"column {name!r} held numbers in the fit and holds text or categories here: "
                     "convert it to numbers."

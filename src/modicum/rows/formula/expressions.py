@@ -344,6 +344,11 @@ call functions by name only, as in log(x): compute such a column first.
         return self if self.categorical is None else self.categorical.inner
 
     @property
+    def as_levels(self) -> str | None:
+        """The column that is read as levels whatever it holds, as in C(year); None if none is."""
+        return None if self.inner is self else self.inner.bare
+
+    @property
     def tidy(self) -> str:
         """The text in normalized form, with Python's spacing."""
         return self.source(self.tree)

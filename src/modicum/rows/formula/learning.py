@@ -141,7 +141,7 @@ class _Reading:
                     if any(len(batch) for batch in source.batches([name]))
                     else "there are no rows in the data: at least one is needed."
                 )
-            if kind not in ("number", "levels", "boolean"):
+            if kind not in ("number", "levels", "boolean", "dates"):
                 raise DataError(
                     f"column {name!r} holds values of type {kind}: convert it to numbers or to "
                     "text first, or leave it out."
@@ -162,7 +162,7 @@ class _Reading:
         if expression.inner is not expression:
             return True
         if expression.bare is not None:
-            return self.kinds[expression.bare] != "number"
+            return self.kinds[expression.bare] in ("levels", "boolean")
         for columns in self._batches(expression.names):
             value = evaluate(expression, columns, {})
             return isinstance(value, LevelArray) or getattr(value, "dtype", None) == np.dtype(bool)
@@ -183,16 +183,10 @@ class _Reading:
         self.dropped = 0
         if not names and not self._drop:
             return
-        by = {expression.by for expression in self._learners}
-        for name in [name for expression in self._learners for name in expression.names]:
-            if name in by and self.kinds[name] == "number":
+        for name in [e.by for e in self._learners if e.by is not None]:
+            if self.kinds[name] == "number":
                 raise DataError(
                     f"column {name!r} holds numbers where by= needs levels: convert it to text."
-                )
-            if name not in by and self.kinds[name] != "number":
-                raise DataError(
-                    f"column {name!r} holds levels where the formula needs numbers: convert it to "
-                    "numbers."
                 )
         rows, row_ids, parts = 0, [], []
         for columns in self._batches(self._needed if self._drop else names):
