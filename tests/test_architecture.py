@@ -47,7 +47,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "models": 8_040,
     "rows": 7_020,
     "methods": 6_240,
-    "posterior": 5_830,
+    "posterior": 5_870,
     "kernels": 3_750,
     "passes": 2_880,
     "": 3_390,

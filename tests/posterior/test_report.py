@@ -323,7 +323,8 @@ def test_the_code_to_run_it_again_has_offset_and_weights():
 @pytest.mark.parametrize(
     ("draws", "words"),
     [
-        ({"beta": np.zeros((2, 30, 0)), "intercept": RNG.normal(size=(2, 30))}, "fine: "),
+        ({"beta": np.zeros((2, 99, 0)), "intercept": RNG.normal(size=(2, 99))}, "fine: "),
+        ({"beta": RNG.normal(size=(2, 30))}, "look: Usable with care: effective draws "),
         ({"beta": np.full((2, 30, 2), np.nan)}, "wrong: "),
         ({"one": np.ones((1, 1))}, "R-hat unknown"),
         ({"flag": RNG.random((2, 40)) < 0.5}, "Draws of flag, from 1 rows"),
@@ -335,7 +336,19 @@ def test_odd_draws_can_be_printed(draws, words):
     assert "table" in Page(post._repr_html_()).tags
 
 
-def test_notebooks_show_boxes_without_injection(post):
+@pytest.mark.parametrize("columns", ["70", "110"])
+def test_lines_of_a_printed_posterior_fit_the_terminal(post, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = str(post).splitlines()
+    assert max(map(len, lines)) <= int(columns)
+    assert ("\N{BLACK CIRCLE}" in str(post)) == (columns == "110")
+    assert ("beta[bs(hour, df=4)[1]] " in str(post)) == (columns == "110")
+    monkeypatch.setenv("COLUMNS", "300")  # the control: sentences are longer than that
+    assert max(map(len, str(post).splitlines())) > 100
+
+
+def test_notebooks_show_boxes_without_injection(post, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     for shown in (post, post.rows, post.ledger):
         text = shown._repr_html_()
         read = Page(text)
@@ -346,6 +359,6 @@ def test_notebooks_show_boxes_without_injection(post):
         assert words in shown.words
         assert words.replace(" : ", ": ") in str(post)
     assert shown.tags.count("svg") == str(post).count("\N{BLACK CIRCLE}") > 5  # of coefficients
-    assert "mean and 90% interval, " in str(post)
+    assert "mean and 90% interval, " in shown.words
     assert "240 rows" in Page(post.rows._repr_html_()).words
     assert "12,345 row evaluations" in Page(post.ledger._repr_html_()).words

@@ -7,6 +7,8 @@ the worst lights opens notebooks, terminals and the report alike.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,8 +27,11 @@ WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
 BAD_R_HAT = 1.05
 MOST_DIVERGING = 0.01  # share of divergent draws above which the light is red
 SMALLEST_P = 0.01  # of a predictive check, below which data like these are unexpected
+FEW_DRAWS = 100  # effective draws below which nothing is called fine, however good the chain
 SHOWN = 12  # scalars shown
-PLACES = 25  # letters of a picture of an interval
+WIDTH = 100  # of a text, where no terminal says it
+PLACES = 25  # letters of a picture of an interval, at most
+FEWEST_LETTERS = 12  # of a name
 MOST_NAMES = 8  # columns that a sentence names
 PEOPLE = {"gaussian", "laplace", "mises", "poisson", "student", "tweedie", "weibull"}  # in names
 
@@ -144,7 +149,7 @@ def _summary_lights(post: FittedDraws, summary: pd.DataFrame) -> Iterator[Light]
             yield Light(
                 title,
                 f"{sizes.min():,.0f}",
-                _level(-float(sizes.min()), -needed_ess, -needed_ess / 4),
+                _level(-float(sizes.min()), -max(needed_ess, FEW_DRAWS), -needed_ess / 4),
                 f"number of independent draws that would give equally precise {of} "
                 f"(worst: {sizes.idxmin()})",
             )
@@ -258,26 +263,35 @@ def _drawn(at: tuple[float, float, float] | None, zero: float) -> Markup | None:
 
 
 def posterior_text(post: FittedDraws) -> str:
-    """Return what a terminal prints: what was fitted, the verdict, the summary with a picture."""
-    shown = Shown.of(post)
+    """Return what a terminal prints: what was fitted, the verdict, the summary with a picture.
+
+    Lines are as long as the terminal is wide: pictures may have no place, and names be cut.
+    """
+    shown, (width, _) = Shown.of(post), get_terminal_size((WIDTH, 0))
     cells = [shown.head[:-1], *shown.lines]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    pictures = [shown.head[-1], *(_typed(at, shown.zero) for at in shown.pictures)]
+    longest, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+    room = width - sum(widths) - 2 * len(widths)
+    first = min(longest, max(room, FEWEST_LETTERS))
+    ends, places = shown.head[-1].rpartition(", ")[2], min(room - first - 2, PLACES)
+    pictures = [ends, *(_typed(at, shown.zero, places) for at in shown.pictures)]
+    if places < len(ends):
+        pictures = [""] * len(cells)
     body = [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]), picture])
+        "  ".join([line[0][:first].ljust(first), *map(str.rjust, line[1:], widths), picture])
         for line, picture in zip(cells, pictures, strict=True)
     ]
     rest = [text for text in (shown.more, *map(str, post.warnings)) if text]
-    lines = [shown.fitted, f"{WORDS[shown.level]}: {shown.verdict}", "", *body, *rest]
-    return "\n".join(line.rstrip() for line in (*lines, repr(post).strip("<>")))
+    texts = [shown.fitted, f"{WORDS[shown.level]}: {shown.verdict}", *rest, repr(post).strip("<>")]
+    filled = [fill(text, width, break_long_words=False) for text in texts]
+    return "\n".join(line.rstrip() for line in (*filled[:2], "", *body, *filled[2:]))
 
 
-def _typed(at: tuple[float, float, float] | None, zero: float) -> str:
-    """Draw an interval in letters."""
-    if at is None:
+def _typed(at: tuple[float, float, float] | None, zero: float, places: int) -> str:
+    """Draw an interval in so many letters."""
+    if at is None or places < 1:
         return ""
-    low, middle, high, axis = (round((PLACES - 1) * share) for share in (*at, zero))
-    line = ["\N{BOX DRAWINGS LIGHT VERTICAL}" if k == axis else " " for k in range(PLACES)]
+    low, middle, high, axis = (round((places - 1) * share) for share in (*at, zero))
+    line = ["\N{BOX DRAWINGS LIGHT VERTICAL}" if k == axis else " " for k in range(places)]
     line[low : high + 1] = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (high + 1 - low)
     if low <= axis <= high:
         line[axis] = "\N{BOX DRAWINGS LIGHT VERTICAL AND HORIZONTAL}"
