@@ -255,3 +255,27 @@ def test_integrated_effects_have_the_moments_of_their_nodes():
     assert np.abs(few["sd"] / sd - 1).max() < 0.01
     backwards = post.effects("g", levels=list(range(30))[::-1])
     np.testing.assert_allclose(backwards["mean"], table["mean"][::-1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [None, [0.0, 2.0, 1.0, 3.0, 1.0], [0.5, 0.5, 1.0, 2.0, 1.0]])
+def test_rows_of_effects_count_as_often_as_their_weights_say(weight):
+    g, y = np.array([1, 0, 1, 2, 2]), np.array([0.3, -0.1, 0.2, 1.0, 0.4])
+    fields = {} if weight is None else {"weight": np.array(weight)}
+    count = np.bincount(g, weight)
+    draws = {"beta": np.zeros((1, 4, 1)), "intercept": np.zeros((1, 4))}
+    draws["group_sd"] = np.full((1, 4, 1), 0.9)
+    rows = mo.Rows(x=np.zeros((5, 1)), y=y, g=g, **fields)
+    model = mo.models.IntegratedEffects(mo.models.Gaussian(scale=0.8), "g").resolved(rows)
+    coded = mo.Rows(x=np.zeros((5, 1)), y=y, codes={"g": np.array(list("abc"))[g]}, **fields)
+    explicit = mo.models.Gaussian(scale=0.8, groups="g").resolved(coded)
+    shown = draws | {"1|g": np.zeros((1, 4, 3))}
+    labels = explicit.labels(coded)
+    for post in (
+        made(at_nodes(model, rows, draws), rows, draws),
+        made(explicit, coded, shown, labels=labels),
+    ):
+        found = post.effects("g")["rows"]
+        assert found.tolist() == count.tolist()
+        assert (found.dtype.kind == "i") == np.all(count == count.astype(int))
+        if weight is not None:  # the control: lines, which weights are not
+            assert found.tolist() != np.bincount(g).tolist()

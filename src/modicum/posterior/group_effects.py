@@ -73,6 +73,8 @@ def effects(
 ) -> pd.DataFrame:
     """Tabulate the effects of groups, or a smooth: mean, sd, interval, and number of rows.
 
+    A row with a weight counts as so many rows, as it does in the fit.
+
     A smooth, named as in ``post.effects("s(hour)")``, is tabulated along its variable in the units
     of the data, as differences of the predictor from its average over the rows of the fit. Effects
     of groups that were integrated out are computed now, given draws of all other parameters, from
@@ -130,14 +132,14 @@ def effects(
     groups = groups_of(rows_of_fit, group)
     names = group_levels(groups)
     ids = _level_ids(names, group, levels)
-    size = groups.index.size[ids]
-    evaluations = int(size.sum()) * model.per_effect**model.effects
+    evaluations = int(groups.index.size[ids].sum()) * model.per_effect**model.effects
     subset, weights = thinned(post, affordable(post, evaluations, draws, PLENTY))
     target, chosen, points = _chosen(post, groups, ids, subset)
     parts = []
     for batch, present in map(chosen.chunk, range(len(chosen.chunk_starts) - 1)):
         mean, variance = effect_moments(target, batch, points)
         parts.append(_mixtures(mean[:, present], variance[:, present], weights, prob))
+    size = _rows_of(rows_of_fit, group, groups.index.values)[ids]
     return _frame(np.concatenate(parts), model, group, names[ids], size, prob, weights.size)
 
 
@@ -213,16 +215,19 @@ def _explicit_effects(
     (entries,) = post.labels[names[0]]
     ids = _level_ids(np.asarray(entries, object), group, levels)
     x = np.stack([post.draws[name][:, :, ids] for name in names], axis=-1)
-    size = None
-    if rows is not None:
-        counts = sum(
-            np.bincount(chunk[group], minlength=len(entries)) for chunk in rows.chunks(CHUNK)
-        )
-        size = np.asarray(counts)[ids]
+    size = None if rows is None else _rows_of(rows, group, np.arange(len(entries)))[ids]
     fit_levels = _levels_of_fit(post, rows, group)
     names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
     called = np.asarray(names_of_levels, object)[ids]
     return _frame(tabulated(x, post.weights, prob), model, group, called, size, prob, number)
+
+
+def _rows_of(rows: Rows, group: str, codes: np.ndarray) -> np.ndarray:
+    """Return the number of rows with each of these codes, in order; weights count copies."""
+    total = np.zeros(len(codes))
+    for chunk in rows.chunks(CHUNK):
+        total += np.bincount(codes.searchsorted(chunk[group]), chunk.get("weight"), len(codes))
+    return total.astype(int) if np.all(total == np.rint(total)) else total
 
 
 def _mixtures(
@@ -277,7 +282,7 @@ def _level_ids(names: np.ndarray, group: str, levels: Sequence[object] | None) -
         return np.arange(len(names))
     if not len(levels):
         raise SettingError(f"levels is empty: name levels of {group!r}, or leave it out for all.")
-    places = np.array(level_places(names.tolist(), levels))
+    places = np.asarray(level_places(names.tolist(), levels), int)
     if places.min() < 0:
         unknown = list(levels)[int(places.argmin())]
         raise DataError(
@@ -386,23 +391,28 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
         )
     # the variance that the effects of each factor add to a predictor, (chain, draw)
     sds = post.draws["group_sd"]
-    correlations = post.draws.get("group_cor")
     between: dict[str, np.ndarray] = {}
     sd = pair = 0
     for term in model.group_terms:
         size = len(term.effects)
         own = sds[..., sd : sd + size]
         sd += size
-        covariance = own[..., :, None] * own[..., None, :] * np.eye(size)
-        for i in range(size):
-            for j in range(i if term.has_correlations else 0):
-                assert correlations is not None
-                shared = correlations[..., pair] * own[..., i] * own[..., j]
-                covariance[..., i, j] = covariance[..., j, i] = shared
-                pair += 1
+        covariance = own[..., :, None] * own[..., None, :]
+        i, j = np.tril_indices(size, -1)
+        shared: np.ndarray | float = 0.0
+        if term.has_correlations and len(i):
+            shared = post.draws["group_cor"][..., pair : pair + len(i)]
+            pair += len(i)
+        for rows_of, columns_of in ((i, j), (j, i)):
+            covariance[..., rows_of, columns_of] *= shared
         variance = np.sum(covariance * _second_moments(term, rows_of_fit), axis=(-1, -2))
         between[term.field] = between.get(term.field, 0.0) + variance
-    within = np.asarray(family.noise_variance(post.draws, lambda: _mean_outcome(rows_of_fit)))
+
+    def mean() -> float:
+        why = "the noise of counts depends on their mean"
+        return float(_average(rows_of_fit, why, lambda _, chunk: chunk["y"]))
+
+    within = np.asarray(family.noise_variance(post.draws, mean))
     total = sum(between.values()) + within
     shares = {name: part / total for name, part in between.items()}
     if len(shares) > 1:
@@ -416,15 +426,12 @@ def _second_moments(term: GroupTerm, rows: Rows | None) -> np.ndarray:
     """Return the mean over the rows of z z', where z is a row's vector of effect columns."""
     if not term.has_slopes:
         return np.ones((1, 1))
-    return _average(rows, "slopes vary", lambda r, c: _squares(effect_columns(term, r, c["x"])))
 
+    def squares(rows: Rows, chunk: Batch) -> np.ndarray:
+        z = effect_columns(term, rows, chunk["x"])
+        return z[:, :, None] * z[:, None]
 
-def _squares(z: np.ndarray) -> np.ndarray:
-    return z[:, :, None] * z[:, None]
-
-
-def _mean_outcome(rows: Rows | None) -> float:
-    return float(_average(rows, "the noise of counts depends on their mean", lambda _, c: c["y"]))
+    return _average(rows, "slopes vary", squares)
 
 
 def _average(rows: Rows | None, why: str, of: Callable[[Rows, Batch], np.ndarray]) -> np.ndarray:

@@ -64,7 +64,7 @@ def level_names(levels: Sequence[Level]) -> tuple[str, ...]:
     return tuple(name.capitalize() for name in names) if truths else names
 
 
-def level_places(levels: Sequence[Level], values: Iterable[Level]) -> list[int]:
+def level_places(levels: Sequence[Level], values: Iterable[object]) -> list[int]:
     """Return the index of each value in `levels`, which come from another table; -1 if absent.
 
     Tables write the same level in several ways: 6 is "6" in a CSV file and 6.0 in a column with
