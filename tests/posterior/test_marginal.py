@@ -281,6 +281,16 @@ def test_a_sample_of_rows_adds_its_error(comparison):
     assert all(t["mcse_mean"].item() == pytest.approx(t["sd"].item()) for t in tables)
 
 
+def test_a_contrast_takes_the_draws_that_its_settings_cost(monkeypatch):
+    """Without `between` it sets a column twice; a curve asks fifty times, and takes fewer."""
+    beta = np.random.default_rng(7).normal(size=(2, 1_000, 2))
+    post = made(mo.models.Logistic(), ROWS, beta=beta, intercept=beta[..., 0])
+    monkeypatch.setattr("modicum.posterior.fitted.EVALUATIONS", 2 * 2_000 * N)
+    assert post.contrast("dose").attrs["draws"] == 2_000
+    assert post.contrast("dose", [0, 1, 2, 3]).attrs["draws"] == 1_000
+    assert post.marginal("dose").attrs["draws"] == 200
+
+
 def test_two_columns_are_set_to_all_combinations(by_formula, logistic):
     post, table = by_formula
     found = post.marginal(["hour", "ward"], at={"hour": [5, 14, 21]}, draws=60)

@@ -308,7 +308,7 @@ def contrast(
         raise SettingError(
             f"comparison must be 'difference', 'ratio' or 'odds ratio', not {comparison!r}."
         )
-    settings = GRID if between is None else len(_listed(between))
+    settings = 0 if between is None else len(_listed(between))
     averaged = _averages(
         post, [column], data, draws, subsample, random_seed, groups, settings, given
     )
@@ -403,7 +403,10 @@ def _averages(
     given: Mapping[str, object] | None,
     parameter: str | None = None,
 ) -> Averages:
-    """Return what to average over, to set these columns about `settings` times."""
+    """Return what to average over, to set these columns about `settings` times.
+
+    If it is 0, the first column is set to each of its levels, or to two numbers.
+    """
     whole_number("subsample", subsample)
     averaged = population(post, data, subsample, seed, groups)
     grouped_rows = with_groups(averaged.as_it_is, post.fitted_model(), groups)
@@ -414,6 +417,7 @@ def _averages(
             f"those that have one: {', '.join(explained) or 'none'}."
         )
     asked = replace(post.model_predictor(), parameter=parameter)
+    settings = settings or max(2, len(averaged.levels(columns[0])))
     drawn = OutcomeDraws.affordable(post, grouped_rows, draws, settings, asked)
     if drawn.weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")
