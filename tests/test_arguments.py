@@ -58,6 +58,7 @@ def test_sample_has_answers_of_its_own(foreign, words):
         ("summary", "round_to", "summary().round(2)"),
         ("predict", "newdata", "predict() has no argument 'newdata': it is called rows here."),
         ("predict", "type", "predictive() draws outcomes"),
+        ("predict", "missing", "drop rows with missing values beforehand, as by table.dropna()"),
         ("predict", "allow_new_levels", "groups='any' takes new groups"),
         ("predictive", "num_samples", "it is called draws here."),
         ("predictive", "re_formula", "'known', 'new' or 'any'"),

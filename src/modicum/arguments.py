@@ -111,7 +111,7 @@ INSTEAD_OF = {
     "weights": "weights are a field of the rows: mo.Rows(x=X, y=y, weight=w)",
     "offset": "offsets are a field of the rows: mo.Rows(x=X, y=y, offset=...)",
     "groups": "groups are part of a formula: mo.fit('y ~ x + (1 | ward)', table)",
-    "missing": "mo.Rows has no missing values: drop them before making the rows",
+    "missing": "drop rows with missing values beforehand, as by table.dropna()",
     "model": "the formula and the family define the model; mo.sample(model, rows) takes a model",
     "rows": "give the table, or the rows, as the second argument, data",
 }

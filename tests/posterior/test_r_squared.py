@@ -87,3 +87,6 @@ def test_families_without_a_variance_are_refused():
     post = posteriors.made(mo.models.Softmax(classes=3), ROWS, posteriors.fixed(
         50, beta=np.zeros((2, 2)), intercept=np.zeros(2)))  # fmt: skip
     refused(SettingError, "Softmax does not define the variance", post.bayes_R2)
+    angles = posteriors.made(mo.models.VonMises(), ROWS, posteriors.fixed(
+        50, beta=np.zeros(2), intercept=0.0, concentration=1.0))  # fmt: skip
+    refused(SettingError, r"VonMises does not define .* angles have none", angles.bayes_R2)

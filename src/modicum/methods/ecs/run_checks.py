@@ -102,7 +102,7 @@ class Case:
         subsample = ceil(m * factor / 100) * 100
         if 2 * subsample > self.n:
             return f"{self.remedy}, or {ALL_ROWS}"
-        return f"use more {self.units} (subsample={subsample})"
+        return f"use more {self.units}: method=mo.HMCECS(subsample={subsample})"
 
     @property
     def remedy_if_far(self) -> str:
