@@ -17,6 +17,7 @@ from modicum.methods.whole_groups import quadrature_doubts
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
+from modicum.posterior.doubts import open_ended
 from modicum.posterior.smooth_curves import stiff_smooths
 from modicum.rows import Rows
 from modicum.run.chains import Layout
@@ -102,7 +103,9 @@ def posterior_of(
     record = plan.anchor.record
     mode: Tuning = {}
     if record is not None:
-        found_in = f"found in {record.passes} passes from a subset of {record.subset:,} rows"
+        found_in = f"found in {record.passes} passes"
+        if record.subset < task.ledger.rows:
+            found_in += f" from a subset of {record.subset:,} rows"
         mode = {"mode": f"{found_in}; whitened gradient norm {record.gradient_norm:.1e}"}
     priors = task.target.model.describe_priors(task.rows)
     doubts += [warn(doubt) for doubt in origin.doubts]
@@ -121,7 +124,7 @@ def posterior_of(
         rows=held,
         table=origin.table,
     )
-    post.warnings.extend(warn(doubt) for doubt in stiff_smooths(post))
+    post.warnings.extend(warn(doubt) for doubt in (*stiff_smooths(post), *open_ended(post)))
     return post
 
 

@@ -1,11 +1,16 @@
 """Each fault gives a one-sentence warning; healthy runs give none."""
 
+import warnings
+
 import numpy as np
 import pytest
 from scipy.signal import lfilter
 
 from helpers import signed_chain as truth
+from helpers.posteriors import bare
+from modicum import Rows, models, sample
 from modicum.posterior import convergence_warnings
+from modicum.posterior.doubts import open_ended
 
 
 def healthy(chains=4, draws=500, seed=1, size=3):
@@ -99,3 +104,45 @@ def test_weights():
     x = healthy(draws=2_000)
     assert check(x, weights=np.exp(0.3 * x[..., 0])) == []
     assert any("weights are concentrated" in s for s in check(x, weights=np.exp(4 * x[..., 0])))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("BetaBinomial", "precision"),
+        ("NegativeBinomial", "overdispersion"),
+        ("HurdleNegativeBinomial", "overdispersion"),
+        ("ZeroInflatedNegativeBinomial", "overdispersion"),
+    ],
+)
+def test_a_dispersion_that_only_its_prior_bounds(family, name):
+    """It spans powers of ten; the control spans one."""
+    model = getattr(models, family)()
+    logs = np.random.default_rng(1).normal(size=(2, 300))
+    (doubt,) = open_ended(bare(model, {name: np.exp(3.0 + 2.0 * logs)}))
+    assert doubt.code == "dispersion-open"
+    assert f"family='{model.simpler}', so only the prior bounds {name}" in str(doubt)
+    assert model.simpler in models.FAMILIES
+    assert doubt.numbers["low"] == pytest.approx(np.exp(3 - 2 * 1.64), rel=0.2)
+    assert list(open_ended(bare(model, {name: np.exp(3.0 + 0.5 * logs)}))) == []
+    # it may have a formula, and other families' parameters may span what they do
+    assert list(open_ended(bare(model, {"beta": logs}))) == []
+    assert list(open_ended(bare(models.Gamma(), {"shape": np.exp(9 * logs)}))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_counts_that_vary_no_more_than_simpler_ones_say_so(spread):
+    rng, n = np.random.default_rng(2), 500
+    trials = rng.integers(5, 30, n)
+    chance = 1 / (1 + np.exp(-spread * rng.normal(size=n)))
+    binomial = Rows(x=rng.normal(size=(n, 1)), y=rng.binomial(trials, chance), trials=trials)
+    poisson = Rows(
+        x=rng.normal(size=(n, 1)), y=rng.poisson(np.exp(1 + spread * rng.normal(size=n)))
+    )
+    for model, rows in ((models.BetaBinomial(), binomial), (models.NegativeBinomial(), poisson)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            post = sample(model, rows, random_seed=1, progressbar=False)
+        codes = [doubt.code for doubt in post.warnings]
+        assert codes == ["dispersion-open"] * (spread == 0.0)

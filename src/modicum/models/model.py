@@ -63,6 +63,7 @@ class BaseModel(ABC):
     has_whole_outcomes: bool | None = None  # if known: their likelihood is then a probability
     mean_is_share: ClassVar[bool | None] = None  # if known: it is then between 0 and 1
     multiplies: str = ""  # what e^coefficient multiplies ("odds", "mean"); empty if nothing
+    simpler: ClassVar[str] = ""  # the family without the first extra parameter, at its bound
 
     @abstractmethod
     def log_prior(self, theta: Params) -> jax.Array:

@@ -10,12 +10,20 @@ from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.convergence import finite_and_moving, over_chains
 from modicum.diagnostics.weighted import diagnose, influence, kish_share, unequal, weighted_mcse
 from modicum.errors import ModicumWarning
-from modicum.posterior.fitted import LabelsLike, evenly_spaced, scalar_names, tidy_labels
+from modicum.models.coefficients import parameter_of
+from modicum.posterior.fitted import (
+    FittedDraws,
+    LabelsLike,
+    evenly_spaced,
+    scalar_names,
+    tidy_labels,
+)
 
 LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
 EACH_ITS_MODE = "leave a single mode: the chains sit in different ones, however many the draws"
 FEWEST_DRAWS = 20  # per chain; with fewer, R-hat and ESS say nothing
+OPEN = 100  # ratio of the ends of a 90% interval above which the rows bound one of them at most
 MOST_CHAINS, MOST_SCALARS = 64, 500  # of more, evenly spaced ones are checked, to be quick
 
 
@@ -305,6 +313,28 @@ def _check_r_hat_and_ess(
             if modes_apart
             else "draw more, or use more rows per step if subsampling slows it",
             ess=sizes[worst],
+        )
+
+
+def open_ended(post: FittedDraws) -> Iterator[ModicumWarning]:
+    """Warn of outcomes that vary no more than a simpler family's, so that nothing says how little.
+
+    The likelihood is then flat on one side of a precision or overdispersion, where its prior ends
+    the posterior: it spans powers of ten, and its mean says nothing.
+    """
+    family = post.fitted_model().row_model
+    name = parameter_of(family.extras[0]) if family.simpler else ""
+    if name not in post.draws:  # it may be known, or have a formula
+        return
+    low, high = map(float, post.quantile(name, [0.05, 0.95]))
+    if not high <= OPEN * low:
+        yield ModicumWarning(
+            "dispersion-open",
+            f"the outcomes vary no more than those of family={family.simpler!r}, so only the prior "
+            f"bounds {name} on one side: 90% of its draws lie between {low:.2g} and {high:.2g}",
+            "use that family, or report a bound rather than an estimate",
+            low=low,
+            high=high,
         )
 
 

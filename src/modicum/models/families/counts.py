@@ -128,6 +128,7 @@ class NegativeBinomial(_Counts):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_overdispersion",)
+    simpler: ClassVar[str] = "poisson"
 
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """As for Poisson counts, with overdispersion."""

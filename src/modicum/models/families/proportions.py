@@ -265,6 +265,7 @@ class BetaBinomial(_Trials):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_precision",)
+    simpler: ClassVar[str] = "binomial"
     on_numpy: ClassVar[bool] = False
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:

@@ -128,6 +128,7 @@ class ZeroInflatedNegativeBinomial(_Inflated):
 
     others: ClassVar[LogLink] = NegativeBinomial()
     extras: ClassVar[tuple[str, ...]] = ("log_overdispersion", "logit_zero_inflation")
+    simpler: ClassVar[str] = "zero-inflated-poisson"
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,6 +196,7 @@ class HurdleNegativeBinomial(_Hurdle):
 
     others: ClassVar[LogLink] = NegativeBinomial()
     extras: ClassVar[tuple[str, ...]] = ("log_overdispersion", "logit_zero_chance")
+    simpler: ClassVar[str] = "hurdle-poisson"
     outcome_fault = staticmethod(count_fault)
 
 
