@@ -183,9 +183,8 @@ class LinearPredictorModel(CoefficientPriors):
         """Variance of the outcome given the vector of predictors of one row."""
         raise SettingError(
             f"{type(self).__name__} does not define the variance of an outcome, of which a share "
-            "could be explained (classes and angles have none, and that of successes depends on "
-            "the trials): look at post.loo() instead; a family of your own may have a method "
-            "`variance(eta)`."
+            "could be explained: classes and angles have none, and that of successes depends on "
+            "the trials; a family of your own needs a method `variance(eta)`."
         )
 
     def moments(self, eta: jax.Array) -> tuple[jax.Array, jax.Array]:

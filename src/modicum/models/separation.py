@@ -138,11 +138,6 @@ def _both(first: np.ndarray, second: np.ndarray) -> Classified:
     return np.r_[first, second], classes
 
 
-def _by_trials(x: np.ndarray, chunk: Mapping[str, np.ndarray]) -> Classified:
-    """Successes (class 0) against failures; a row with both counts in both classes."""
-    return _both(x[chunk["y"] > 0], x[chunk["y"] < chunk["trials"]])
-
-
 def _by_threshold(thresholds: int, x: np.ndarray, chunk: Mapping[str, np.ndarray]) -> Classified:
     """Ordered classes: a row of class k lies above threshold k - 1 (class 0) and below k (class 1).
 
@@ -191,11 +186,12 @@ def find_separation(
         Whether outcomes are numbers of successes, out of the field `trials`.
     """
 
-    def by_class(x: np.ndarray, chunk: Mapping[str, np.ndarray]) -> Classified:
+    def classify(x: np.ndarray, chunk: Mapping[str, np.ndarray]) -> Classified:
+        if trials:  # successes (class 0) against failures; a row may have both
+            return _both(x[chunk["y"] > 0], x[chunk["y"] < chunk["trials"]])
         y = np.asarray(chunk["y"]).astype(int)
         return x, 1 - y if reversed else y
 
-    classify = _by_trials if trials else by_class
     sides = _Sides(rows, len(beta) + 1, intercept is not None, classify)
     mode = beta if intercept is None else np.c_[beta, intercept]
     ranges, extremes = sides.first_pass(mode)

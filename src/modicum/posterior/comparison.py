@@ -339,12 +339,6 @@ def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
             raise DataError(f"{first!r} and {name!r} were fitted to {why}.")
 
 
-def _observed(model: BaseModel) -> dict[str, str]:
-    """Return the fields of what was observed in a row, by what they hold."""
-    others = model.row_model.row_fields[1:]
-    return {"outcome": model.outcome_field, "weight": "weight"} | {name: name for name in others}
-
-
 def _difference(*fits: tuple[BaseModel, Rows, np.ndarray | None]) -> str | None:
     """Return what two fits, (model, rows, table indices), observed differently; None if nothing.
 
@@ -356,7 +350,11 @@ def _difference(*fits: tuple[BaseModel, Rows, np.ndarray | None]) -> str | None:
     if len(numbers) == 2 and not np.array_equal(numbers[0], numbers[1]):
         return "rows"
     same_rows = fits[0][1] is fits[1][1]
-    observed = [_observed(model) for model, _, _ in fits]
+    observed = [  # the fields of what was observed in a row, by what they hold
+        {"outcome": model.outcome_field}
+        | {k: k for k in ("weight", *model.row_model.row_fields[1:])}
+        for model, _, _ in fits
+    ]
     for field in observed[0] | observed[1]:
         names = {fields.get(field) for fields in observed}
         if (same_rows and len(names) == 1) or (None in names and field not in UNCENSORED):

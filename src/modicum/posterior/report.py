@@ -273,7 +273,9 @@ def _effects(post: FittedDraws, prob: float, data: RowsLike | None) -> list[Mark
     for (_, parameter), columns in asked.items():
         title = " and ".join(columns) + (f", {parameter}" if parameter else "")
         try:
-            at = {name: levels for name in columns[1:] if (levels := _few_levels(post, name))}
+            known = {} if post.fit_rows is None else post.fit_rows.schema.levels
+            many = [name for name in columns[1:] if len(known.get(name, ())) > MOST_CURVES]
+            at = {name: known[name][:MOST_CURVES] for name in many}
             found = marginal(
                 post, columns, data, at=at or None, given=given, parameter=parameter or None,
                 draws=EFFECT_DRAWS, prob=prob, subsample=COLUMN_ROWS,
@@ -334,12 +336,6 @@ def _terms(encoding: FormulaEncoding) -> Iterator[tuple[tuple[str, ...], str]]:
             columns = dict.fromkeys(name for text in texts for name in text.names)
             numbers = [name for name in columns if encoding.kinds.get(name) == "number"]
             yield tuple(dict.fromkeys([*numbers, *columns])), term.parameter
-
-
-def _few_levels(post: FittedDraws, name: str) -> list[object]:
-    """Return some levels of a factor with many."""
-    levels = () if post.fit_rows is None else post.fit_rows.schema.levels.get(name, ())
-    return list(levels[:MOST_CURVES]) if len(levels) > MOST_CURVES else []
 
 
 def _groups(

@@ -306,8 +306,10 @@ class Loglogistic(_Survival):
     link: ClassVar[Link] = LINKS["logit"]
 
     def mean(self, eta: jax.Array) -> jax.Array:
-        """e^eta u / sin(u), with u = pi / shape."""
-        return jnp.exp(eta[0]) * _over_sine(jnp.pi * jnp.exp(-eta[1]))
+        """e^eta u / sin(u), with u = pi / shape; infinite from u = pi on."""
+        u = jnp.pi * jnp.exp(-eta[1])
+        inside = jnp.where(u < jnp.pi, u, 1.0)
+        return jnp.where(u < jnp.pi, jnp.exp(eta[0]) * (inside / jnp.sin(inside)), jnp.inf)
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """The mean times e^eta (tan(u) - u) / sin(u), infinite from u = pi / 2 on."""
@@ -315,12 +317,6 @@ class Loglogistic(_Survival):
         inside = jnp.where(2 * u < jnp.pi, u, 1.0)
         ratio = (jnp.tan(inside) - inside) / jnp.sin(inside)
         return jnp.where(2 * u < jnp.pi, self.mean(eta) * jnp.exp(eta[0]) * ratio, jnp.inf)
-
-
-def _over_sine(u: jax.Array) -> jax.Array:
-    """u / sin(u), and infinite from pi on."""
-    inside = jnp.where(u < jnp.pi, u, 1.0)
-    return jnp.where(u < jnp.pi, inside / jnp.sin(inside), jnp.inf)
 
 
 def _log_square_ratio(u: jax.Array) -> jax.Array:
