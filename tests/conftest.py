@@ -9,7 +9,7 @@ COMPILING = (  # folders and files with tests that run chains or compile much
     *("digest", "kernels", "methods", "run", "traps"),
     *("test_sample.py", "test_cli.py", "test_readme.py", "test_extending.py", "test_progress.py"),
     *("test_taylor.py", "test_likelihood_estimates.py", "test_bounds.py"),
-    *("test_networks.py", "test_wrapped.py"),
+    "test_networks.py",
     *("test_constraints.py", "test_own.py", "test_from_numpyro.py", "test_integrated.py"),
     *("test_coded_rows.py", "test_sampling.py", "test_effects.py", "test_sklearn.py"),
     *("test_fit.py", "test_fit_groups.py"),

@@ -184,9 +184,8 @@ def test_wrong_methods(small, method, words):
     refused(mo.SettingError, words, quick, *small, method=method)
 
 
-def test_wrong_model_and_rows(small):
-    model, rows = small
-    refused(mo.SettingError, "the class Gaussian", mo.sample, M.Gaussian, rows)
+def test_arrays_in_place_of_rows(small):
+    model, _ = small
     refused(mo.SettingError, r"mo.Rows\(x=X, y=y\)", mo.sample, model, np.ones((3, 2)))
 
 

@@ -17,8 +17,6 @@ from modicum.fit import model_for
 from modicum.kernels import whitening
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.methods import laplace, nested_draws
-from modicum.methods.pilot.anchored_proxy import StudySettings, log_proxies
-from modicum.methods.pilot.study import weigh
 from modicum.models.priors import exact
 from modicum.rows.reading import read_formula
 
@@ -217,20 +215,6 @@ def test_scales_far_below_all_others_are_conditioned_on_without_overflow():
     assert np.abs(near - c[:1]).max() > 0.1
     assert np.all(np.isfinite(log_density))
     assert np.all(np.isfinite(log_marginal))
-
-
-@pytest.mark.slow  # draws of groups and chains on them are right by quadrature, each by its code
-def test_numpy_and_compiled_code_agree_on_the_log_density_of_the_proxy():
-    rng = np.random.default_rng(2)
-    table = few_groups(8, 20, 0.3).assign(x=rng.normal(size=160), h=rng.integers(0, 5, 160))
-    rows = read_formula("y ~ x + (x | g) + (1 | h)", table, progressbar=False)
-    task = task_of(model_for(rows, "logistic", None, "explicit").model, rows)
-    with jax.enable_x64(True):
-        weights = weigh(StudySettings(), task, task.anchor_at_mode())
-        about = replace(weights.about, proxy=weights.about.proxy.mapped(warp=None))
-        z = rng.normal(size=(50, task.target.size))
-        compiled = np.asarray(log_proxies(about.control_variate, about.proxy, z))
-    np.testing.assert_allclose(about.log_proxy(z), compiled, rtol=1e-9)
 
 
 def test_coefficients_that_scales_leave_open_are_refused_in_a_sentence(monkeypatch):

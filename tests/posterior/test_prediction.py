@@ -148,6 +148,5 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     new.to_csv(tmp_path / "new.csv", index=False)
     from_file = post.predict(tmp_path / "new.csv", groups="any")
     np.testing.assert_array_equal(from_file.mean, predicted.mean)
-    refused(mo.DataError, "groups='any' if some groups are new", post.predict, new)
     with pytest.raises(mo.SettingError, match=r"needs a table, and a posterior of mo\.fit"):
         post.predict(rows, groups="any")
