@@ -147,25 +147,45 @@ def _figure(folder: Path, figure: dict[str, str]) -> str:
 LEAD = """\
 # Gallery
 
-What `modicum reproduce` wrote when it was last run for these pages. Columns that end in "(paper)"
-hold the printed figures.
+What `modicum reproduce` wrote when each experiment was last run for this page. Columns that end in
+"(paper)" hold the printed figures.
 """
+PAPER_HEADING, HEADING, COMMAND = "## ", "### ", "`modicum reproduce "
 
 
 def write_gallery(out: Path, folder: Path) -> Path:
-    """Gather every experiment under `out` into FOLDER/index.md, and return its path."""
+    """Put every experiment under `out` into FOLDER/index.md, and return its path.
+
+    Experiments that are on the page and not under `out` stay as they are.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.png"):
-        old.unlink()
+    path = folder / "index.md"
+    sections = _sections(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for paper in PAPERS:
+        for at, record in records_of(out / paper):
+            if "error" not in record:
+                name = paper, record["experiment"]
+                sections[name] = _gallery_section(at, record, folder)
     parts = [LEAD]
     for paper, title in PAPERS.items():
-        records = [(at, r) for at, r in records_of(out / paper) if "error" not in r]
-        if records:
-            parts.append(f"## {title}\n")
-            parts += [_gallery_section(at, record, folder) for at, record in records]
-    path = folder / "index.md"
-    path.write_text("\n".join(parts), encoding="utf-8")
+        here = [sections[name] for name in sorted(sections) if name[0] == paper]
+        parts += [f"{PAPER_HEADING}{title}\n", *here] if here else []
+    text = "\n".join(parts)
+    path.write_text(text, encoding="utf-8")
+    for picture in folder.glob("*.png"):
+        if f"]({picture.name})" not in text:
+            picture.unlink()
     return path
+
+
+def _sections(page: str) -> dict[tuple[str, str], str]:
+    """Return the sections of a gallery by paper and experiment, as their commands name them."""
+    found: dict[tuple[str, str], str] = {}
+    for part in f"\n{page}".split(f"\n{HEADING}")[1:]:
+        section = part.split(f"\n{PAPER_HEADING}")[0].rstrip("\n")
+        paper, name, *_ = section[section.index(COMMAND) + len(COMMAND) :].split()
+        found[paper, name] = f"{HEADING}{section}\n"
+    return found
 
 
 def _where(record: Record) -> str:
@@ -176,10 +196,11 @@ def _where(record: Record) -> str:
 def _gallery_section(at: Path, record: Record, folder: Path) -> str:
     ran = f"{record['seconds']:,.0f} s on {_where(record)}"
     when = f" ({_where(record)}, {record['date']})" if "date" in record else ""
+    versions = ", ".join(f"{name} {record['versions'][name]}" for name in ("modicum", "jax"))
     lines = [
-        f"### {record['title']}{when}\n",
-        f"`modicum reproduce {record['paper']} {record['experiment']} --scale {record['scale']}`, "
-        f"seed {record['seed']}, {ran}.\n",
+        f"{HEADING}{record['title']}{when}\n",
+        f"{COMMAND}{record['paper']} {record['experiment']} --scale {record['scale']}`, "
+        f"seed {record['seed']}, {ran}; {versions}.\n",
     ]
     for figure in record["figures"]:
         name = f"{record['paper']}-{record['experiment']}-{figure['name']}.png"

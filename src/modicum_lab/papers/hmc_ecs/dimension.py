@@ -16,7 +16,7 @@ from modicum.rows import Rows
 from modicum_lab.datasets import Dataset
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 from modicum_lab.papers.fits import Contender, Fit, ledger_of
-from modicum_lab.papers.hmc_ecs.comparison import DEFAULT, TRUTH
+from modicum_lab.papers.hmc_ecs.comparison import DEFAULT, LEAPFROG, TRUTH
 from modicum_lab.papers.hmc_ecs.pictures import ORDER_COLOURS
 
 if TYPE_CHECKING:
@@ -112,7 +112,12 @@ def _bounded(size: Size) -> list[str]:
 
 def _contenders(d: int, size: Size) -> list[Contender]:
     m = _rows_of_order_1(d, size.rows)
-    uniform: dict[str, Any] = {"design": "uniform", "blocks": BLOCKS, "refreshes": 1}
+    uniform: dict[str, Any] = {
+        "design": "uniform",
+        "blocks": BLOCKS,
+        "refreshes": 1,
+        "expert": LEAPFROG,
+    }
     methods = {
         "HMC-ECS, order 2": HMCECS(subsample=LEAST, **uniform),
         "HMC-ECS, order 1": HMCECS(subsample=m, order=1, **uniform),

@@ -200,6 +200,8 @@ def _draw(size: Size, found: Distances) -> MatplotlibFigure:
         line = curves[PAPER][0] * (np.asarray(at) / at[0]) ** -float(rate)
         ax.plot(at, line, ":", color="#555555", label="rate of eq. 4.6")
         ax.set(xscale="log", yscale="log", ylabel="distance from the posterior")
+        ax.set_xticks(at, [f"{each:,}" for each in at])
+        ax.minorticks_off()
         ax.grid(alpha=0.25)
     axes[0].set_xlabel(f"rows per subsample m, at n = {size.rows[-1]:,}")
     axes[1].set_xlabel(f"rows n, at m = {size.subsamples[0]}")

@@ -144,3 +144,27 @@ def test_the_gallery_of_the_documentation(toy, tmp_path, monkeypatch):
     pictures = [path.name for path in (tmp_path / "docs" / "gallery").glob("*.png")]
     assert pictures == ["hmc-ecs-toy-figure-1.png"]
     assert f"]({pictures[0]})" in page
+    assert re.search(r"; modicum \S+, jax \S+\.\n", page)
+
+
+def test_experiments_that_are_not_run_again_stay_in_the_gallery(toy, tmp_path, monkeypatch):
+    gallery = tmp_path / "docs" / "gallery"
+    gallery.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    run("hmc-ecs", "toy", "--out", "first", "--docs", "--scale", "smoke")
+    page = (gallery / "index.md").read_text()
+
+    @experiment("ewsg", "other", "Another")
+    def other(scale, seed):
+        return Result(notes=["Of the other paper."])
+
+    assert run("ewsg", "other", "--out", "second", "--docs", "--scale", "smoke").exit_code == 0
+    both = (gallery / "index.md").read_text()
+    assert both.startswith(page)
+    assert both.count("\n## ") == 2
+    assert (gallery / "hmc-ecs-toy-figure-1.png").exists()
+    run("hmc-ecs", "toy", "--out", "third", "--docs", "--scale", "laptop")
+    again = (gallery / "index.md").read_text()
+    assert again.count("reproduce hmc-ecs toy") == 1  # replaced
+    assert "toy --scale laptop" in again
+    assert "- Of the other paper." in again
