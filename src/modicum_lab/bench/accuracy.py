@@ -171,7 +171,7 @@ def judge(run: RunResult, reference: KeptReference) -> Judgement:
     mark: Mark = (
         "wrong" if far else "too few draws" if few else "slightly off" if beyond else "right"
     )
-    return Judgement(float(mean.max()), float(sd.max()), mark)
+    return Judgement(float(mean.max()), float(np.nanmax(sd)), mark)  # nan: an sd not given
 
 
 def judge_all(runs: Sequence[RunResult], reference: KeptReference) -> Judgement:

@@ -10,6 +10,7 @@ from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.tables import Table
 
 OURS, STORE = "modicum", "modicum-store"
+USUAL = ("modicum-weighted", "modicum-fit", OURS)  # what users get who ask for nothing, if it ran
 PEERS = ("numpyro-ecs-200", "numpyro-ecs-1300")
 BROUGHT = "numpyro-ecs-hessian"
 SIZES = ("higgs-20k", "higgs-100k", "higgs-1m", "higgs-10m")

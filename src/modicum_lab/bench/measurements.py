@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from modicum_lab.bench.contenders import CONTENDERS, Contender
+from modicum_lab.bench.contenders.base import R
 from modicum_lab.bench.process import ChildError, Peak, in_process
 from modicum_lab.bench.runs import Budget, Infeasible, RunResult
 
@@ -58,7 +59,8 @@ def run_child(folder: str, name: str, budget: dict[str, Any]) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     contender, problem = CONTENDERS[name], ProblemData(folder)
     for package in contender.packages:
-        importlib.import_module(IMPORTS.get(package, package))
+        if not package.startswith(R):
+            importlib.import_module(IMPORTS.get(package, package))
     jax.devices()
     if name != "modicum-store":
         problem.load()
@@ -67,7 +69,7 @@ def run_child(folder: str, name: str, budget: dict[str, Any]) -> dict[str, Any]:
             result = contender.run(problem, Budget(**budget))
         except Infeasible as reason:
             return {"reason": str(reason)}
-    result.memory = peak.bytes
+    result.memory = result.memory or peak.bytes  # R's processes have measured their own
     return result.to_dict()
 
 

@@ -41,9 +41,19 @@ COLOURS = {
     "glum": "#78350f",
     "nutpie": "#7e22ce",
     "bambi": "#c084fc",
+    "bambi-groups": "#c084fc",
     "pymc-advi": "#db2777",
+    "pdmp-zigzag": "#4d7c0f",
+    "modicum-fit": METHOD_COLOURS["hmc-ecs"],
+    "gpboost": "#0369a1",
+    "lme4": "#15803d",
+    "glmmtmb": "#a16207",
+    "bam": "#9333ea",
 }
-APPROXIMATIONS = ("laplace", "statsmodels", "glum", "blackjax-pathfinder", "pymc-advi")
+APPROXIMATIONS = (
+    *("laplace", "statsmodels", "glum", "blackjax-pathfinder", "pymc-advi"),
+    *("gpboost", "lme4", "glmmtmb", "bam"),
+)
 
 
 class Dot(NamedTuple):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from modicum import LogPosterior, Rows, models
 from modicum.errors import DataError, SettingError, suggestion
@@ -22,6 +23,7 @@ from modicum.models import BaseModel, LinearPredictorModel
 from modicum.rows import ingest
 from modicum_lab.bench import stand_ins
 from modicum_lab.bench.accuracy import KeptReference, by_importance, of_table, parameters_at
+from modicum_lab.bench.tables_with_formulas import TABLES, TableProblem
 from modicum_lab.datasets import (
     Dataset,
     bankruptcy_shaped,
@@ -52,6 +54,8 @@ class Problem:
         Whether to make a row store only: too large for memory, and without a reference.
     rows
         Number of rows, if it is on disk.
+    kind
+        What is compared: coefficients of "columns".
     """
 
     name: str
@@ -60,6 +64,7 @@ class Problem:
     table: str | None = None
     on_disk: bool = False
     rows: int = 0
+    kind: str = "columns"
 
     def write(self, folder: Path) -> KeptReference | None:
         """Write rows, model and reference to `folder`; return the reference."""
@@ -131,26 +136,25 @@ def _plain(columns: int) -> Problem:
     return Problem(name, title, partial(stand_ins.plain, 300_000, columns))
 
 
-PROBLEMS = {
-    problem.name: problem
-    for problem in (
-        Problem("higgs-20k", "HIGGS-shaped, 20 thousand rows, d = 29", partial(_higgs, 20_000)),
-        Problem("higgs-100k", "HIGGS-shaped, 100 thousand rows, d = 29", partial(_higgs, 100_000)),
-        Problem("higgs-1m", "HIGGS-shaped, 1 million rows, d = 29", partial(_higgs, 1_000_000)),
-        Problem("higgs-10m", "HIGGS-shaped, 10 million rows, d = 29", partial(_higgs, 10_000_000)),
-        Problem("covertype", "Covertype, logistic", _here(covertype), "covertype"),
-        Problem("flights", "New York flights, logistic", _here(flights), "flights"),
-        Problem("claims", "motor claims, Poisson with exposure", _here(claims), "claims"),
-        Problem("splines", "splines of 8 columns, 1 million rows", partial(_splines, 1_000_000)),
-        *(_plain(columns) for columns in (9, 29, 99, 299)),
-        Problem("plain-10m", "made up, 10 million rows", partial(stand_ins.plain, 10_000_000)),
-        Problem("plain-100m", "made up, 100 million rows", None, None, True, 100_000_000),
-    )
-}
+EVERY: tuple[Problem | TableProblem, ...] = (
+    Problem("higgs-20k", "HIGGS-shaped, 20 thousand rows, d = 29", partial(_higgs, 20_000)),
+    Problem("higgs-100k", "HIGGS-shaped, 100 thousand rows, d = 29", partial(_higgs, 100_000)),
+    Problem("higgs-1m", "HIGGS-shaped, 1 million rows, d = 29", partial(_higgs, 1_000_000)),
+    Problem("higgs-10m", "HIGGS-shaped, 10 million rows, d = 29", partial(_higgs, 10_000_000)),
+    Problem("covertype", "Covertype, logistic", _here(covertype), "covertype"),
+    Problem("flights", "New York flights, logistic", _here(flights), "flights"),
+    Problem("claims", "motor claims, Poisson with exposure", _here(claims), "claims"),
+    Problem("splines", "splines of 8 columns, 1 million rows", partial(_splines, 1_000_000)),
+    *TABLES,
+    *(_plain(columns) for columns in (9, 29, 99, 299)),
+    Problem("plain-10m", "made up, 10 million rows", partial(stand_ins.plain, 10_000_000)),
+    Problem("plain-100m", "made up, 100 million rows", None, None, True, 100_000_000),
+)
+PROBLEMS = {problem.name: problem for problem in EVERY}
 """Name to problem, in the order they are run."""
 
 
-def find_problem(name: str) -> Problem:
+def find_problem(name: str) -> Problem | TableProblem:
     """Return the problem of this name."""
     if name not in PROBLEMS:
         raise SettingError(
@@ -186,6 +190,8 @@ class ProblemData:
         self.description: dict[str, Any] = json.loads((self.folder / "problem.json").read_text())
         self.size: int = self.description["size"]
         self.poisson: bool = self.description["family"] == "Poisson"
+        self.formula: str = self.description.get("formula", "")
+        self.kind: str = self.description.get("kind", "columns")
 
     def __len__(self) -> int:
         return int(self.description["rows"])
@@ -211,6 +217,16 @@ class ProblemData:
         """The arrays as rows."""
         return Rows(x=self.x, y=self.y, offset=self.offset)
 
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The table of a formula."""
+        return pd.read_parquet(self.folder / "table.parquet")
+
+    @property
+    def grid(self) -> pd.DataFrame:
+        """Rows along each smooth, whose chances are compared."""
+        return pd.read_csv(self.folder / "grid.csv")
+
     def store(self) -> Rows:
         """The rows on disk."""
         return Rows.open(self.folder / "store")
@@ -234,6 +250,8 @@ class ProblemData:
         """Read the arrays now, so that loading is not timed."""
         if (self.folder / "x.npy").exists():
             _ = self.rows
+        if self.formula:
+            _ = self.table
 
     def find_mode(self, within: float = NEAR) -> ModeRun:
         """Find the mode by Modicum's search; its cost is charged to peers that need a mode."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from modicum_lab.bench.accuracy import KeptReference, judge_all
 from modicum_lab.bench.contenders import CONTENDERS
-from modicum_lab.bench.limits import OURS, SIZES, limits_of, limits_table
+from modicum_lab.bench.limits import OURS, SIZES, USUAL, limits_of, limits_table
 from modicum_lab.bench.machine import in_words
 from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.runs import EFFECTIVE
@@ -39,7 +39,8 @@ LEGEND = (
     "it on the cores it leaves idle. Errors are the largest of any parameter. An answer is *wrong* "
     "where a mean is off by more than 0.1 posterior sd or an sd by more than 7 %, *slightly off* "
     "where by less, each beyond what Monte Carlo error explains. Spread: (largest - least) / "
-    "median of ESS per second over the runs. Memory includes the data where they are held."
+    "median of ESS per second over the runs. Memory includes the data where they are held. In bold "
+    "is who is right and sooner than Modicum by default (or by HMC-ECS if only that was run)."
 )
 
 
@@ -75,9 +76,11 @@ def _problem(name: str, results: Results) -> Table:
     about, reference = results.problems[name], results.references.get(name)
     lines = [m for m in results.measured if m.problem == name and m.chains is None and m.runs]
     lines.sort(key=lambda m: list(CONTENDERS).index(m.contender))
-    ours = next((m for m in lines if m.contender == OURS), None)
+    usual = [m for name in USUAL for m in lines if m.contender == name]
+    ours = next((m for m in lines if m.contender == OURS), usual[0] if usual else None)
+    soonest = usual[0].middle("cold") if usual else 0.0
     table = Table(about["title"], COLUMNS)
-    table.rows = [_line(m, ours, reference) for m in lines]
+    table.rows = [_line(m, ours, reference, soonest) for m in lines]
     table.note = f"Data: {about['rows']:,} rows, d = {about['size']}; {about['description']}. "
     table.note += "No reference: too many rows." if reference is None else _source(reference)
     return table
@@ -88,7 +91,9 @@ def _source(reference: KeptReference) -> str:
     return f"Reference: {reference.source}; its own error is at most {error}."
 
 
-def _line(m: Measurements, ours: Measurements | None, reference: KeptReference | None) -> list[Any]:
+def _line(
+    m: Measurements, ours: Measurements | None, reference: KeptReference | None, soonest: float
+) -> list[Any]:
     rate, cold, spread = m.middle("rate"), m.middle("cold"), m.spread("rate")
     ratios: tuple[Any, Any] = (None, None)
     if ours is not None:
@@ -97,6 +102,8 @@ def _line(m: Measurements, ours: Measurements | None, reference: KeptReference |
     errors = (None, None, "") if judged is None else (judged.mean, 100 * judged.sd, judged.mark)
     runs = f"{len(m.runs)}" + ("" if math.isnan(spread) else f" ({spread:.0%})")
     title, memory = CONTENDERS[m.contender].title, m.middle("memory") / 1e9
+    if judged is not None and judged.mark == "right" and cold < soonest:
+        title = f"**{title}**"
     return [title, rate, ratios[0], cold, ratios[1], m.middle("rows"), memory, *errors, runs]
 
 

@@ -16,6 +16,7 @@ from modicum_lab.bench.machine import cores, describe_machine, free_bytes
 from modicum_lab.bench.measurements import Measurements, in_turns
 from modicum_lab.bench.problems import PROBLEMS, ProblemData, find_problem
 from modicum_lab.bench.runs import Budget
+from modicum_lab.bench.tables_with_formulas import TABLES
 
 LIGHT = (
     *("modicum-weighted", "modicum", "modicum-store", "modicum-signed", "modicum-sghmc"),
@@ -23,22 +24,33 @@ LIGHT = (
 )
 PROXY = ("numpyro-ecs-hessian",)  # the fastest of NumPyro's
 STOCHASTIC = ("blackjax-sgld", "blackjax-sghmc")
+
+
+def _takers(kind: str) -> list[str]:
+    """Return the contenders that take problems of a kind."""
+    return [name for name, each in CONTENDERS.items() if kind in each.kinds]
+
+
 FULL = {
-    "higgs-100k": tuple(CONTENDERS),
-    "higgs-1m": tuple(CONTENDERS),
+    "higgs-100k": tuple(_takers("columns")),
+    "higgs-1m": tuple(_takers("columns")),
     "higgs-10m": (*LIGHT, "modicum-nuts", *PROXY, "numpyro-nuts", *STOCHASTIC),
     "covertype": (*LIGHT, *PROXY, "numpyro-nuts", *STOCHASTIC),
     "flights": (*LIGHT, *PROXY, "numpyro-nuts"),
     "claims": (*LIGHT, *PROXY, "numpyro-nuts"),
     "splines": (*LIGHT, *PROXY),
+    **{p.name: tuple(_takers(p.kind)) for p in TABLES},
+    "groups-1000": ("modicum-fit", "gpboost", "lme4", "glmmtmb"),  # NUTS would take an hour
     **{f"plain-d{d}": ("modicum",) for d in (10, 30, 100, 300)},
 }
 QUICK = {
     "higgs-20k": (
         *("modicum-weighted", "modicum", "modicum-store", "numpyro-ecs-200", "laplace"),
         *("statsmodels", "glum", "nutpie", "bambi", "pymc-advi"),
-        *("blackjax-pathfinder", "blackjax-mclmc"),
+        *("blackjax-pathfinder", "blackjax-mclmc", "pdmp-zigzag"),
     ),
+    "groups-100": ("modicum-fit", "gpboost", "lme4", "glmmtmb"),
+    "smooths-20k": ("modicum-fit", "bam"),
     "higgs-100k": ("modicum", "modicum-store"),
 }
 HUGE = {"plain-10m": ("modicum",), "plain-100m": ("modicum-store",)}
@@ -98,10 +110,13 @@ def plan(
     contests = dict(QUICK if quick else FULL) | (HUGE if huge else {})
     if problems:
         usual = (*LIGHT, *PEERS) if not quick else QUICK["higgs-20k"]
+        of_tables = {p.name: FULL[p.name] for p in TABLES}
+        contests = of_tables | contests
         contests = {find_problem(name).name: contests.get(name, usual) for name in problems}
     if peers:
-        names = {*peers, OURS}
-        contests = {p: tuple(c for c in CONTENDERS if c in names) for p in contests}
+        names = {*peers, OURS, "modicum-fit"}
+        of = {p: _takers(PROBLEMS[p].kind) for p in contests}
+        contests = {p: tuple(c for c in of[p] if c in names) for p in contests}
     contests |= {p: ("modicum-store",) for p in contests if PROBLEMS[p].on_disk}
     budget = Budget(
         seconds=seconds or (5.0 if quick else 20.0),

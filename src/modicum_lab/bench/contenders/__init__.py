@@ -10,6 +10,8 @@ from modicum_lab.bench.contenders import modicum_samplers
 from modicum_lab.bench.contenders import numpyro_samplers
 from modicum_lab.bench.contenders import blackjax_samplers
 from modicum_lab.bench.contenders import pymc_samplers
+from modicum_lab.bench.contenders import pdmp_samplers
+from modicum_lab.bench.contenders import formulas
 from modicum_lab.bench.contenders import approximations
 
 # isort: on
@@ -21,7 +23,9 @@ __all__ = [
     "approximations",
     "blackjax_samplers",
     "find_contender",
+    "formulas",
     "modicum_samplers",
     "numpyro_samplers",
+    "pdmp_samplers",
     "pymc_samplers",
 ]

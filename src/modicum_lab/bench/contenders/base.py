@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 
 from modicum.errors import SettingError, suggestion
@@ -26,9 +29,11 @@ class Contender:
     run
         Function of a problem and a budget that returns the result of a run.
     packages
-        Names of the packages that must be installed.
+        Names of the packages that must be installed; those of R begin with "R:".
     copies
         About how many copies of the table in float64 it holds at its peak.
+    kinds
+        What problems it takes, by their kind: "columns", "groups" or "smooths".
     """
 
     name: str
@@ -36,6 +41,7 @@ class Contender:
     run: Run
     packages: tuple[str, ...]
     copies: float
+    kinds: tuple[str, ...] = ("columns",)
 
     @property
     def ours(self) -> bool:
@@ -45,13 +51,17 @@ class Contender:
     @property
     def absent(self) -> str:
         """Names of its packages that are not installed; empty if all are."""
-        return ", ".join(name for name in self.packages if find_spec(name) is None)
+        return ", ".join(name for name in self.packages if not _installed(name))
 
     def missing(self) -> str | None:
         """Return a sentence if a package is not installed."""
         if not self.absent:
             return None
-        return f"{self.title}: not installed: {self.absent} (pip install 'modicum[peers]')."
+        how = "pip install 'modicum[peers]'"
+        if R in self.absent:
+            names = [name.removeprefix(R).lower() for name in self.packages]
+            how = "on Debian: apt-get install " + " ".join(f"r-cran-{name}" for name in names)
+        return f"{self.title}: not installed: {self.absent} ({how})."
 
     def too_large(self, rows: int, size: int, free: int) -> str | None:
         """Return a sentence if it would need more memory than is free."""
@@ -63,15 +73,33 @@ class Contender:
         )
 
 
+R = "R:"
+
+
+@cache
+def _installed(name: str) -> bool:
+    """Return whether a package of Python or R is installed."""
+    if not name.startswith(R):
+        return find_spec(name) is not None
+    rscript = shutil.which("Rscript")
+    if rscript is None:
+        return False
+    asked = [rscript, "-e", f"find.package({name.removeprefix(R)!r})"]
+    return subprocess.run(asked, capture_output=True).returncode == 0
+
+
 CONTENDERS: dict[str, Contender] = {}
 """Contenders by name, in the order of the tables; filled by the modules of this folder."""
 
 
-def contender(name: str, title: str, packages: str, copies: float = 1.0) -> Callable[[Run], Run]:
+def contender(
+    name: str, title: str, packages: str, copies: float = 1.0, kinds: str = "columns"
+) -> Callable[[Run], Run]:
     """Register a function as a contender."""
 
     def register(run: Run) -> Run:
-        CONTENDERS[name] = Contender(name, title, run, tuple(packages.split()), copies)
+        about = tuple(packages.split()), copies, tuple(kinds.split())
+        CONTENDERS[name] = Contender(name, title, run, *about)
         return run
 
     return register

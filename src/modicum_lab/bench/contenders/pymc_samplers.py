@@ -15,8 +15,10 @@ import pandas as pd
 from modicum_lab.bench.contenders.base import contender
 from modicum_lab.bench.contenders.common import forecast, gradient_seconds
 from modicum_lab.bench.problems import ProblemData
-from modicum_lab.bench.runs import EFFECTIVE, Budget, RunResult, from_draws
+from modicum_lab.bench.runs import Budget, RunResult, from_draws, from_moments
+from modicum_lab.bench.tables_with_formulas import GROUP_SD, INTERCEPT_SD, LINE_SD
 
+OF_GROUPS = 500  # iterations of warm-up, and draws of a chain, for models with groups
 BATCH, STEPS = 500, 500  # rows of a step of ADVI, as in PyMC's example; steps of a call
 
 
@@ -61,7 +63,6 @@ def nutpie_nuts(problem: ProblemData, budget: Budget) -> RunResult:
 @contender("bambi", "bambi, formula to summary", "bambi nutpie pymc", 6.0)
 def bambi(problem: ProblemData, budget: Budget) -> RunResult:
     """A frame and a formula, the same priors, nutpie's NUTS, and ArviZ's summary."""
-    import arviz
     import bambi as bmb
 
     tune, draws = forecast(gradient_seconds(problem, problem.find_mode()), budget)
@@ -72,20 +73,47 @@ def bambi(problem: ProblemData, budget: Budget) -> RunResult:
     if problem.offset is not None:
         table["known"], formula = problem.offset, f"{formula} + offset(known)"
     scales = dict(zip([*names, "Intercept"], problem.prior, strict=True))
+    priors = {name: bmb.Prior("Normal", mu=0, sigma=scale) for name, scale in scales.items()}
+    length = {"tune": tune, "draws": min(draws, budget.draws)}
+    return _by_bambi(problem, budget, formula, table, priors, list(scales), length)
+
+
+@contender("bambi-groups", "bambi, formula to summary", "bambi nutpie pymc", 6.0, "groups")
+def bambi_groups(problem: ProblemData, budget: Budget) -> RunResult:
+    """The same of a model with groups, whose effects are explicit and not centred."""
+    import bambi as bmb
+
+    wide = bmb.Prior("HalfNormal", sigma=GROUP_SD)
+    priors = {
+        "x": bmb.Prior("Normal", mu=0, sigma=LINE_SD),
+        "Intercept": bmb.Prior("Normal", mu=0, sigma=INTERCEPT_SD),
+        "1|g": bmb.Prior("Normal", mu=0, sigma=wide),
+    }
+    names, length = ["x", "Intercept", "1|g_sigma"], {"tune": OF_GROUPS, "draws": OF_GROUPS}
+    return _by_bambi(problem, budget, problem.formula, problem.table, priors, names, length)
+
+
+def _by_bambi(
+    problem: ProblemData,
+    budget: Budget,
+    formula: str,
+    table: pd.DataFrame,
+    priors: dict[str, Any],
+    names: list[str],
+    length: dict[str, int],
+) -> RunResult:
+    import arviz
+    import bambi as bmb
+
     started = time.perf_counter()
-    model = bmb.Model(
-        formula,
-        table,
-        family="poisson" if problem.poisson else "bernoulli",
-        priors={name: bmb.Prior("Normal", mu=0, sigma=scale) for name, scale in scales.items()},
-    )
+    family = "poisson" if problem.poisson else "bernoulli"
+    model = bmb.Model(formula, table, family=family, priors=priors)
     model.build()
     building = time.perf_counter() - started
     started = time.perf_counter()
     trace = model.fit(
         inference_method="nutpie",
-        draws=min(draws, budget.draws),
-        tune=tune,
+        **length,
         chains=budget.chains,
         cores=budget.cores,
         random_seed=budget.seed,
@@ -95,7 +123,7 @@ def bambi(problem: ProblemData, budget: Budget) -> RunResult:
     started = time.perf_counter()
     arviz.summary(trace)
     summarised = time.perf_counter() - started
-    found = np.stack([trace.posterior[name].to_numpy() for name in scales], axis=-1)
+    found = np.stack([trace.posterior[name].to_numpy() for name in names], axis=-1)
     return _result(problem, trace, found, building + summarised, sampled, 0)
 
 
@@ -127,19 +155,8 @@ def minibatch_advi(problem: ProblemData, budget: Budget) -> RunResult:
         steps += STEPS
     sampling = time.perf_counter() - started
     centre, spread = (np.asarray(part.eval()) for part in (advi.approx.mean, advi.approx.std))
-    return RunResult(
-        mean=(mode.point + mode.factor @ centre).tolist(),
-        sd=np.sqrt(mode.factor**2 @ spread**2).tolist(),
-        ess=[float(EFFECTIVE)] * problem.size,
-        ess_square=[float(EFFECTIVE)] * problem.size,
-        before=mode.seconds + before + sampling,
-        sampling=1e-3,  # a thousand draws of a normal
-        rows_before=mode.rows + BATCH * steps,
-        rows_sampling=0,
-        draws=EFFECTIVE,
-        known_moments=True,
-        notes=["no Monte Carlo error of draws: its moments are known"],
-    )
+    mean, sd = mode.point + mode.factor @ centre, np.sqrt(mode.factor**2 @ spread**2)
+    return from_moments(mean, sd, mode.seconds + before + sampling, mode.rows + BATCH * steps)
 
 
 def _result(

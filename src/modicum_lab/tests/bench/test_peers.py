@@ -11,7 +11,9 @@ from modicum_lab.bench.runs import Budget
 from modicum_lab.datasets import Dataset
 
 QUICK = ("laplace", "statsmodels", "glum")
-CHAINS = ("blackjax-mclmc", "blackjax-pathfinder", "nutpie", "bambi", "pymc-advi")
+CHAINS = (
+    *("blackjax-mclmc", "blackjax-pathfinder", "nutpie", "bambi", "pymc-advi", "pdmp-zigzag"),
+)
 N, WIDE = 600, 20.0  # rows, and sds of priors that say next to nothing
 
 

@@ -68,6 +68,19 @@ def test_the_page_has_ratios_medians_marks_and_what_was_left_out():
     assert "3 (30%)" in page  # runs and their spread
     assert "NumPyro NUTS, all rows on higgs-1m: it would take a week." in page
     assert "not installed: statsmodels" in page
+    assert "**" not in page  # nobody who is right is sooner
+
+
+def test_who_is_right_and_sooner_than_the_default_is_in_bold():
+    found = [
+        measurements("groups-100", "modicum-fit", before=3.0),
+        measurements("groups-100", "lme4", before=1.0),
+        measurements("groups-100", "glmmtmb", before=1.0, shift=1.0),  # wrong
+        measurements("groups-100", "gpboost", before=5.0),  # later
+    ]
+    page = markdown(results(found))
+    assert "**lme4's glmer, point estimate**" in page
+    assert page.count("**") == 2
     assert "Reference: made up" in page
 
 

@@ -77,7 +77,7 @@ def test_ctrl_c_keeps_the_problems_that_are_done(monkeypatch):
     said = []
     results = run_suite(plan(quick=True, peers=["laplace"]), said.append)
     assert list(results.problems) == ["higgs-20k"]
-    assert results.notes[-1] == said[-1] == "Stopped by hand: 1 of 2 problems were run."
+    assert results.notes[-1] == said[-1] == "Stopped by hand: 1 of 4 problems were run."
 
 
 def test_a_package_that_is_not_there_is_a_sentence():
