@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
-from modicum.errors import ConvergenceError, ModicumWarning, NoModeError, NoNoiseError
+from modicum.errors import ConvergenceError, ModicumWarning, NoModeError, NoNoiseError, listed
 from modicum.linalg.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
@@ -238,14 +239,16 @@ def _from_curvature(
     return Anchor(at.point, at.C, at.A, at.B, factor, record, notes)
 
 
-def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
+@listed
+def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> Iterator[ModicumWarning]:
     """Warn if the prior dominates the data along some direction, and say why."""
     information, prior, names, entries = _compared(at, names, sums.target)
     if sums.target.model.has_predictors:
-        return prior_decides(information, prior, names)
+        yield from prior_decides(information, prior, names)
+        return
     dull = Dull.of(information, prior, names)
     if dull is None:
-        return []
+        return
     full_direction = np.zeros(len(at.point))
     full_direction[entries] = dull.direction
     # Of a model without columns, the second derivative may hide what the data say. So the
@@ -253,18 +256,16 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     ends = sums.values(np.stack([at.point + full_direction, at.point - full_direction]), "anchor")
     told = float(-(ends.sum() - 2 * at.C))
     if not told < 1:  # also if NaN, which tells nothing
-        return [
-            ModicumWarning(
-                "not-quadratic",
-                f"along {dull.along} the log-likelihood has almost no second derivative at the "
-                "mode and falls nevertheless (it has a kink there, or its curvature changes fast), "
-                "so the Laplace approximation and Taylor proxies do not hold",
-                "use method='nuts', or write the likelihood with a smooth function",
-                information=told,
-            )
-        ]
-    return [
-        ModicumWarning(
+        yield ModicumWarning(
+            "not-quadratic",
+            f"along {dull.along} the log-likelihood has almost no second derivative at the "
+            "mode and falls nevertheless (it has a kink there, or its curvature changes fast), "
+            "so the Laplace approximation and Taylor proxies do not hold",
+            "use method='nuts', or write the likelihood with a smooth function",
+            information=told,
+        )
+    else:
+        yield ModicumWarning(
             "prior-decides",
             f"the data add next to nothing to what the prior says about {dull.along}, so the "
             "posterior there is the prior",
@@ -272,7 +273,6 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
             "prior is a parameter, this may be as intended",
             information=told,
         )
-    ]
 
 
 class Dull(NamedTuple):
@@ -303,39 +303,37 @@ class Dull(NamedTuple):
         return cls(float(ratios[0]), direction, top, along)
 
 
+@listed
 def prior_decides(
     information: np.ndarray, prior: np.ndarray, names: tuple[str, ...]
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Warn if the prior of coefficients dominates the data along some direction, and say why."""
     dull = Dull.of(information, prior, names)
     if dull is None:
-        return []
+        return
     alone = np.sum(dull.direction**2 * np.diag(information))  # if columns were orthogonal
     if len(dull.top) > 1 and dull.ratio < CANCELS * alone:
-        return [
-            ModicumWarning(
-                "prior-decides",
-                f"the data say next to nothing about {dull.along} (or a combination of them), so "
-                "the posterior there is the prior: these columns are collinear, or nearly so",
-                "drop a column, merge levels, or choose that prior with care",
-                information=dull.ratio,
-            )
-        ]
+        yield ModicumWarning(
+            "prior-decides",
+            f"the data say next to nothing about {dull.along} (or a combination of them), so "
+            "the posterior there is the prior: these columns are collinear, or nearly so",
+            "drop a column, merge levels, or choose that prior with care",
+            information=dull.ratio,
+        )
+        return
     i = dull.top[0]
     prior_sd, data_sd = float(_marginal_sds(prior)[i]), float(_marginal_sds(information)[i])
-    return [
-        ModicumWarning(
-            "prior-decides",
-            f"the prior decides about {dull.along}: its standard deviation for "
-            f"{parameter_name(names, i)} is {prior_sd:.2g}, and that of the likelihood alone is "
-            f"{data_sd:.2g}",
-            "if that prior is narrower than you believe, widen it (prior_scale); otherwise the "
-            "data say little about it: few rows of a level, or a level without both outcomes",
-            information=dull.ratio,
-            prior_sd=prior_sd,
-            data_sd=data_sd,
-        )
-    ]
+    yield ModicumWarning(
+        "prior-decides",
+        f"the prior decides about {dull.along}: its standard deviation for "
+        f"{parameter_name(names, i)} is {prior_sd:.2g}, and that of the likelihood alone is "
+        f"{data_sd:.2g}",
+        "if that prior is narrower than you believe, widen it (prior_scale); otherwise the "
+        "data say little about it: few rows of a level, or a level without both outcomes",
+        information=dull.ratio,
+        prior_sd=prior_sd,
+        data_sd=data_sd,
+    )
 
 
 def _compared(

@@ -7,11 +7,12 @@ integrated out at any scale, which gives the width of a scale's posterior, and w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from modicum.errors import ModicumWarning
+from modicum.errors import ModicumWarning, listed
 from modicum.linalg.arrow import ArrowCholesky, ArrowMatrix, diagonal, plus
 from modicum.models import Target
 from modicum.models.priors.exact import Effects
@@ -183,12 +184,12 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     return logs
 
 
+@listed
 def group_notes(
     target: Target, point: np.ndarray, covariance: ArrowMatrix, names: tuple[str, ...]
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Warn about standard deviations of groups that the data hardly inform."""
     assert target.exact_prior is not None
-    notes = []
     for term in target.exact_prior.terms:
         if not isinstance(term, Effects):
             continue
@@ -200,26 +201,22 @@ def group_notes(
             # tau^2 + s^2 has relative error sqrt(2 / L), and tau^2 is its share `informed` / L
             share = float(informed[effect]) / term.levels
             near_zero = share < UNTOLD * np.sqrt(2 / term.levels)
-            notes += scale_doubts(called, term.levels, float(np.exp(point[place])), near_zero)
-    return notes
+            yield from scale_doubts(called, term.levels, float(np.exp(point[place])), near_zero)
 
 
-def scale_doubts(called: str, levels: int, sd: float, near_zero: bool) -> list[ModicumWarning]:
+@listed
+def scale_doubts(called: str, levels: int, sd: float, near_zero: bool) -> Iterator[ModicumWarning]:
     """Warn about a group's standard deviation, whose mode is `sd`, if there is reason to."""
     if levels < FEW:
-        return [
-            ModicumWarning(
-                "groups-few",
-                f"{levels} levels say little about how much effects vary, so the posterior of "
-                f"{called} depends strongly on its prior",
-                "choose that prior with care, or enter the factor as a common one",
-                levels=levels,
-            )
-        ]
-    if not near_zero:
-        return []
-    return [
-        ModicumWarning(
+        yield ModicumWarning(
+            "groups-few",
+            f"{levels} levels say little about how much effects vary, so the posterior of "
+            f"{called} depends strongly on its prior",
+            "choose that prior with care, or enter the factor as a common one",
+            levels=levels,
+        )
+    elif near_zero:
+        yield ModicumWarning(
             "group-sd-near-zero",
             f"the data hardly distinguish {called} from 0 (its mode is about {sd:.2g}), so only "
             "the prior bounds its posterior from below",
@@ -227,4 +224,3 @@ def scale_doubts(called: str, levels: int, sd: float, near_zero: bool) -> list[M
             "are of no interest",
             sd=sd,
         )
-    ]

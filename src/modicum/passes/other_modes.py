@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 
-from modicum.errors import ConvergenceError, ModicumWarning
+from modicum.errors import ConvergenceError, ModicumWarning, listed
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes.curvature import Curvature, parameter_name, prior_slope
@@ -102,11 +102,12 @@ class Modes:
             f"{', '.join(map(str, at))} chains start there"
         )
 
-    def unvisited_warnings(self, visited: int, names: tuple[str, ...]) -> list[ModicumWarning]:
+    @listed
+    def unvisited_warnings(self, visited: int, names: tuple[str, ...]) -> Iterator[ModicumWarning]:
         """Warn if no chain starts at the modes after the first `visited`."""
         unvisited = self.weights[visited:]
         if not len(unvisited):
-            return []
+            return
         difference = self.points[visited] - self.points[0]
         sd = np.sqrt(np.sum(self.factors[0] ** 2, axis=1))
         order = np.argsort(-np.abs(difference) / sd, kind="stable")[:3]
@@ -119,18 +120,16 @@ class Modes:
         others = (
             "another mode" if len(unvisited) == 1 else f"{len(unvisited)} other modes, one of them"
         )
-        return [
-            ModicumWarning(
-                "other-modes",
-                f"the posterior has {others} at {where}, with about {unvisited.sum():.0%} of its "
-                "probability by Laplace's approximation, and no chain starts there",
-                "use method='nuts' with at least as many chains as modes, whose R-hat then shows "
-                "whether they move between modes, or change the model to have a single mode: order "
-                "the components, fix a sign, or give a prior that tells the modes apart",
-                weight=float(unvisited.sum()),
-                modes=len(self),
-            )
-        ]
+        yield ModicumWarning(
+            "other-modes",
+            f"the posterior has {others} at {where}, with about {unvisited.sum():.0%} of its "
+            "probability by Laplace's approximation, and no chain starts there",
+            "use method='nuts' with at least as many chains as modes, whose R-hat then shows "
+            "whether they move between modes, or change the model to have a single mode: order "
+            "the components, fix a sign, or give a prior that tells the modes apart",
+            weight=float(unvisited.sum()),
+            modes=len(self),
+        )
 
 
 @in_double_precision

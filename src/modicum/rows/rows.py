@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
+from modicum.errors import DataError, ModicumWarning, SettingError, listed, whole_number
 from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Array, Coding, DType, Level
@@ -612,26 +612,25 @@ HIGH, LOW = 3.0, 0.1  # bounds on the mean of fractional weights, beyond which t
 MOST = 1e6  # bound on the mean of integer weights: tables of counts have large ones
 
 
-def doubtful_weights(rows: Rows) -> list[ModicumWarning]:
+@listed
+def doubtful_weights(rows: Rows) -> Iterator[ModicumWarning]:
     """Return a warning if the weights do not look like numbers of observations."""
     if "weight" not in rows.fields:
-        return []
+        return
     row_ids = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SEEN)).astype(int))
     weights = np.asarray(rows.take(row_ids)["weight"], np.float64)
     mean = float(weights.mean())
     whole = bool(np.all(weights == np.round(weights)))
     if (LOW <= mean <= HIGH or whole) and mean <= MOST:
-        return []
+        return
     total, times = mean * len(rows), np.sqrt(mean)
     narrow = f"{times:.3g} times as narrow" if mean > 1 else f"{1 / times:.3g} times as wide"
-    return [
-        ModicumWarning(
-            "weights-sum",
-            f"the weights of {len(rows):,} rows sum to about {total:.3g}, and a weight is the "
-            f"number of observations a row represents: the posterior is that of {total:.3g} "
-            f"independent rows, {narrow} as with {len(rows):,} rows",
-            "divide the weights by their mean if they are sampling weights, or leave them out",
-            sum=total,
-            mean=mean,
-        )
-    ]
+    yield ModicumWarning(
+        "weights-sum",
+        f"the weights of {len(rows):,} rows sum to about {total:.3g}, and a weight is the "
+        f"number of observations a row represents: the posterior is that of {total:.3g} "
+        f"independent rows, {narrow} as with {len(rows):,} rows",
+        "divide the weights by their mean if they are sampling weights, or leave them out",
+        sum=total,
+        mean=mean,
+    )

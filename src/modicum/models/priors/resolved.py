@@ -15,7 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from modicum.arrays import as_either, namespace
-from modicum.errors import ModicumWarning, SettingError, suggestion
+from modicum.errors import ModicumWarning, SettingError, listed, suggestion
 from modicum.models.constraints import Constraint, Entries, Interval, monotonic_steps, simplex
 from modicum.models.covariances import (
     correlations,
@@ -596,12 +596,13 @@ FAR = 3.0  # standard deviations from what the prior expects
 MOVED = 0.1  # posterior standard deviations below which it does not matter that a prior disagrees
 
 
+@listed
 def prior_warnings(
     names: tuple[str, ...],
     distance: np.ndarray,
     posterior_sd: np.ndarray,
     normal: np.ndarray | None = None,
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Warn where the data pull a parameter further from its prior than the prior expects.
 
     Under the prior, a posterior mean has variance tau^2 - v (prior variance minus posterior
@@ -629,7 +630,7 @@ def prior_warnings(
     score = np.abs(distance) / np.sqrt(variance) * (~normal | (moved > MOVED))
     worst = int(np.argmax(np.where(np.isfinite(score), score, 0.0)))
     if not score[worst] > FAR:
-        return []
+        return
     others = int((score > FAR).sum()) - 1
     if normal[worst]:
         unit = "standard deviations"
@@ -640,14 +641,12 @@ def prior_warnings(
     else:
         unit, effect = "widths", "so the prior holds the estimate back from what the data say"
     label = names[worst] + (f" (and of {others} more)" if others else "")
-    return [
-        ModicumWarning(
-            "prior-far",
-            f"the prior of {label} and the data disagree: the posterior mean lies "
-            f"{abs(distance[worst]):.2g} prior {unit} from the prior's centre, {effect}",
-            "widen that prior (prior_scale, intercept_scale, scale_prior or priors; None puts it "
-            "in the units of the data)",
-            distance=float(distance[worst]),
-            score=float(score[worst]),
-        )
-    ]
+    yield ModicumWarning(
+        "prior-far",
+        f"the prior of {label} and the data disagree: the posterior mean lies "
+        f"{abs(distance[worst]):.2g} prior {unit} from the prior's centre, {effect}",
+        "widen that prior (prior_scale, intercept_scale, scale_prior or priors; None puts it "
+        "in the units of the data)",
+        distance=float(distance[worst]),
+        score=float(score[worst]),
+    )
