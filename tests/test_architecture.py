@@ -67,7 +67,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "IntegratedEffects": 2,
     "Rows": 10,
     "GroupedRows": 1,
-    "LinearTaylor": 5,
+    "LinearTaylor": 4,
     "LevelArray": 11,
     "Call": 9,
     "Digest": 4,

@@ -42,7 +42,7 @@ from modicum.arguments import at_least
 from modicum.arrays import as_either
 from modicum.diagnostics.weighted import pareto_smoothed
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError, listed
-from modicum.kernels.control_variates import LinearTaylor, cached_rows
+from modicum.kernels.control_variates import cached_rows
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
@@ -192,9 +192,9 @@ def _block_values(
 ) -> jax.Array:
     """Return d_i / c_i of each row at each draw, (draws, rows)."""
     z = jnp.asarray(z)
-    if not isinstance(control_variate, LinearTaylor):
-        return jax.lax.map(lambda point: control_variate.values(cached, point, proxy), z)
-    return control_variate.values(cached, z, proxy)
+    if control_variate.target.in_one_predictor:
+        return control_variate.values(cached, z, proxy)
+    return jax.lax.map(lambda point: control_variate.values(cached, point, proxy), z)
 
 
 ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5
