@@ -162,6 +162,9 @@ def test_frames_with_categories(binary):
     np.testing.assert_allclose(fit.predict_proba(one), fit.predict_proba(frame)[:3])
     refused(ValueError, "order", fit.predict, frame[["age", "ward", "dose"]])
     refused(mo.DataError, "d", fit.predict, one.assign(ward="d"))
+    dated = frame.assign(age=pd.date_range("2020", periods=N))  # nobody means an effect of each
+    with pytest.raises(mo.DataError, match=r"column 'age' holds values of type .*\.dt\.days"):
+        LogisticRegression(**SHORT).fit(dated, y)
 
 
 def test_new_rows_are_encoded_as_those_of_the_fit():

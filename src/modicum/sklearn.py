@@ -211,7 +211,8 @@ def _rows_from_frame(
         frame.assign(**added),
         outcome=outcome,
         weight=None if weight is None else weights,
-        categorical=categorical,
+        # dates are to be numbers: nobody means an effect of each of them
+        categorical=frame[categorical].select_dtypes(exclude=["datetime", "datetimetz"]).columns,
     )
 
 

@@ -1,11 +1,13 @@
 """Predictions averaged over models, against mixtures by hand."""
 
 import numpy as np
+import pandas as pd
 
 import modicum as mo
 from helpers import posteriors
 from helpers.refusals import refused
 from modicum.errors import SettingError
+from modicum.rows.reading import read_formula
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(40, 1))
@@ -64,3 +66,32 @@ def test_wrong_weights_are_refused():
     models["high"] = posteriors.made(mo.models.Softmax(classes=3), ROWS, draws)
     both = {"low": 1, "high": 1}
     refused(SettingError, "different classes", mo.average_predictions, models, ROWS, both)
+
+
+def test_models_of_different_outcomes_are_not_averaged():
+    """Chances of "yes" and of "no" were, where tables had their categories in different orders."""
+    rng = np.random.default_rng(4)
+    table = pd.DataFrame({"x": rng.normal(size=30), "y": rng.uniform(1, 2, 30)})
+    well, orders = np.where(table["x"] > 0, "yes", "no"), (["no", "yes"], ["yes", "no"])
+
+    def of(formula, model, order=orders[0]):
+        rows = read_formula(
+            formula, table.assign(well=pd.Categorical(well, order)), progressbar=False
+        )
+        draws = posteriors.fixed(9, beta=np.ones(1), intercept=0.5)
+        return posteriors.made(model, rows, draws)
+
+    binary, number = mo.models.Logistic(), mo.models.Gaussian(scale=1.0)
+    one = of("well ~ x", binary)
+    for first, second in (
+        (one, of("well ~ x", binary, orders[1])),
+        (of("y ~ x", number), of("np.log(y) ~ x", number)),
+    ):
+        both = {"a": first, "b": second}
+        refused(SettingError, "different", mo.average_predictions, both, table, {"a": 1, "b": 1})
+    both = {
+        "a": one,
+        "b": of("well ~ np.exp(x)", binary),
+    }  # the control: other columns, one outcome
+    mean = mo.average_predictions(both, table, {"a": 1, "b": 1}).mean
+    np.testing.assert_allclose(mean, sum(post.predict(table).mean for post in both.values()) / 2)

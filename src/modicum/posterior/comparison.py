@@ -269,6 +269,12 @@ def average_predictions(
     """
     if not isinstance(posteriors, Mapping) or len(posteriors) < 2:
         raise SettingError("averages need a dict of two or more posteriors by name.")
+    meant = {(p.outcome_name(), *p.class_names()) for p in posteriors.values() if p.encoding}
+    if len(meant) > 1:
+        raise SettingError(
+            f"these posteriors predict different things ({' and '.join(map(str, meant))}): fit all "
+            "to one outcome, written alike, with its classes in one order."
+        )
     chosen = compare(posteriors, progressbar=False)["weight"] if weights is None else weights
     shares = {str(name): weight for name, weight in getattr(chosen, "items", list)()}
     if set(shares) != set(posteriors) or not all(

@@ -19,6 +19,7 @@ outcomes are all equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -408,11 +409,9 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
         variance = np.sum(covariance * _second_moments(term, rows_of_fit), axis=(-1, -2))
         between[term.field] = between.get(term.field, 0.0) + variance
 
-    def mean() -> float:
-        why = "the noise of counts depends on their mean"
-        return float(_average(rows_of_fit, why, lambda _, chunk: chunk["y"]))
-
-    within = np.asarray(family.noise_variance(post.draws, mean))
+    why = "the noise of counts depends on their mean"
+    of_rows = partial(_average, rows_of_fit, why, lambda _, chunk: chunk["y"])
+    within = np.asarray(family.noise_variance(post.draws, lambda: float(of_rows())))
     total = sum(between.values()) + within
     shares = {name: part / total for name, part in between.items()}
     if len(shares) > 1:

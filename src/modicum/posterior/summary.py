@@ -95,7 +95,8 @@ def _exponentiated(post: FittedDraws) -> FittedDraws:
     draws = {
         name: np.exp(np.asarray(x, float))
         for name, x in post.draws.items()
-        if (family.multiplies or _explains_another(name))
+        # a coefficient of another parameter, "scale.beta", is that of its logarithm or logit
+        if (family.multiplies or ("." in name and not is_pooled(name.partition(".")[0])))
         and (name.rpartition(".")[2] in ("beta", "intercept") or "|" in name)  # a coefficient
     }
     if not draws:
@@ -111,12 +112,6 @@ def _exponentiated(post: FittedDraws) -> FittedDraws:
 def is_pooled(name: str) -> bool:
     """Whether a parameter or a scalar is an effect of a group's level, or part of a smooth."""
     return any(mark in name.split("[")[0] for mark in EFFECTS)
-
-
-def _explains_another(name: str) -> bool:
-    """Whether a coefficient is that of another parameter's logarithm or logit: "scale.beta"."""
-    parameter, dot, _ = name.partition(".")
-    return bool(dot) and not is_pooled(parameter)
 
 
 def interval_columns(prob: float) -> list[str]:

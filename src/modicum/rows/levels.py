@@ -65,10 +65,10 @@ def numbers(array: pa.Array, name: str, rows: RowNumbers, text_remedy: str) -> A
         row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
         raise MissingValueError(name, rows[row])
     if kind not in ("number", "boolean"):
-        days = f" (as in ({name} - {name}.min()).dt.days), code it as levels (as in C({name})),"
+        days = f" (as in ({name} - {name}.min()).dt.days) or to levels (C({name}) in a formula)"
         raise DataError(
             f"column {name!r} holds values of type {array.type}: convert it to a number first"
-            f"{days if kind == 'dates' else ','} or leave it out."
+            f"{days if kind == 'dates' else ''}, or leave it out."
         )
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
