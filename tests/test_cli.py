@@ -106,6 +106,16 @@ def test_resumes_to_the_same_draws(csv, tmp_path, monkeypatch):
     np.testing.assert_array_equal(one["beta"], other["beta"])
 
 
+def test_stopped_before_the_first_draw(csv, tmp_path, monkeypatch):
+    def stopped(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("modicum.run.checkpoint.Checkpoint.remember", stopped)
+    result = run("fit", csv, *USUAL, *SHORT, "--out", tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.stderr.endswith("Stopped: run the same command again to continue.\n")
+
+
 def test_a_checkpoint_of_another_run_is_refused(csv, tmp_path):
     command = ["fit", csv, *USUAL]
     command += ["--out", tmp_path / "run", "--checkpoint", tmp_path / "kept", *SHORT]

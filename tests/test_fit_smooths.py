@@ -289,6 +289,7 @@ def test_picture(post):
     np.testing.assert_allclose(line[:, 1], post.effects("s(x)")["mean"])
 
 
+@pytest.mark.slow  # in the quick suite, a trap fits censored outcomes with a smooth and groups
 def test_a_smooth_of_censored_outcomes_is_checked_by_what_is_known_of_them():
     rng = np.random.default_rng(8)
     table = pd.DataFrame({"x": rng.uniform(0, 6, 500)})

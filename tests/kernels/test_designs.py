@@ -17,7 +17,6 @@ from modicum.kernels.designs import (
     Uniform,
     UniformTables,
     Weighted,
-    draw_on_host,
     weight_tables,
 )
 from modicum.rows.weight_classes import CLASSES
@@ -123,15 +122,6 @@ def test_an_accelerator_draws_the_same_rows(monkeypatch):
     there = _draw(Weighted(), jax.random.key(3), 1_000, tables)
     np.testing.assert_array_equal(here.row_ids, there.row_ids)
     np.testing.assert_array_equal(here.probability, there.probability)
-
-
-def test_drawing_on_the_host_is_the_same_design():
-    tables = weight_tables(np.array([1.0, 3.0, 6.0]), floor=0.0)
-    drawn = draw_on_host(np.random.default_rng(1), 100_000, tables)
-    share = np.bincount(drawn.row_ids, minlength=3) / 100_000
-    np.testing.assert_allclose(share, [0.1, 0.3, 0.6], atol=4.5 * np.sqrt(0.25 / 100_000))
-    by_row = dict(zip(drawn.row_ids.tolist(), drawn.probability.tolist(), strict=True))
-    np.testing.assert_allclose([by_row[k] for k in range(3)], [0.1, 0.3, 0.6], rtol=0.02)
 
 
 # The registry --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
-from helpers.coded import Pair, crossed, densely, pair
+from helpers.coded import Pair, crossed, pair
 from helpers.refusals import unwarned
 from helpers.slow import slowly
 from helpers.targets import sums_of
@@ -154,26 +154,3 @@ def test_rows_that_are_not_like_those_of_the_fit_are_refused(fits, change, said)
     rows = {"x": np.zeros((1, 2)), "gas": ["neon"], "month": [3]} | change
     with pytest.raises(mo.ModicumError, match=said):
         expected(fits.coded, {k: v for k, v in rows.items() if v is not None})
-
-
-def test_correct_and_score_read_codes(shared, fits):
-    with unwarned():
-        ours, theirs = (post.correct(rows) for post, rows in zip(fits, shared, strict=True))
-    same_draws(ours, theirs)
-    scores = [post.score(rows).log_density for post, rows in zip(fits, shared, strict=True)]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
-    with pytest.raises(mo.DataError, match="not the rows the posterior was sampled with"):
-        fits.coded.correct(shared.dense)
-
-
-def test_separated_levels_are_named_the_same():
-    rng = np.random.default_rng(1)
-    gas = np.array(["neon", "argon", "xenon"])[rng.integers(0, 3, 300)]
-    y = np.where(gas == "xenon", 1.0, rng.random(300) < 0.5)
-    coded = mo.Rows(y=y, codes={"gas": gas})
-    found = []
-    for rows in (coded, densely(coded)):
-        post = mo.LogPosterior(mo.models.Logistic(), rows)
-        found.append({w.code: str(w) for w in post.mode().warnings})
-    assert found[0] == found[1]
-    assert "gas[xenon]" in found[0]["separation"]
