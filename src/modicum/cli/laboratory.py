@@ -146,7 +146,7 @@ def bench(
     ] = False,
     docs: Annotated[
         bool,
-        typer.Option("--docs", help="Write docs/benchmarks/last.md of this checkout."),
+        typer.Option("--docs", help="Put the results into docs/benchmarks of this checkout."),
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List problems and samplers.")] = False,
     quiet: Quiet = False,
@@ -160,11 +160,12 @@ def bench(
         if list_:
             _list_bench(console(quiet=False))
             return
+        from modicum_lab.bench.front_page import write_docs
         from modicum_lab.bench.limits import limits_of, limits_table
         from modicum_lab.bench.report import write_report
         from modicum_lab.bench.suite import plan, run_suite
 
-        place, page = (_docs_folder() / "benchmarks", "last") if docs else (out, "bench")
+        folder = _docs_folder() if docs else None
         if seconds is not None and not seconds > 0:
             raise SettingError(f"seconds must be a positive number, not {seconds:g}.")
         if repeats is not None and repeats < 1:
@@ -173,9 +174,8 @@ def bench(
         say = console(quiet)
         todo = plan(quick, problem or [], peer or [], seconds, repeats, huge)
         results = run_suite(todo, lambda text: say.print(text))
-        written = write_report(results, place, page)
-        limits = limits_table(limits_of(results.measured)).markdown()
-        say.print(limits)
+        written = write_docs(results, folder, quick) if folder else write_report(results, out)
+        say.print(limits_table(limits_of(results.measured)).markdown())
         say.print(f"The report is {written}.")
 
 

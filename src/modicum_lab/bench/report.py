@@ -12,8 +12,7 @@ from typing import Any
 
 from modicum_lab.bench.accuracy import KeptReference, judge_all
 from modicum_lab.bench.contenders import CONTENDERS
-from modicum_lab.bench.limits import OURS, SIZES, USUAL, limits_of, limits_table
-from modicum_lab.bench.machine import in_words
+from modicum_lab.bench.limits import OURS, SIZES, USUAL, Limit, limits_of, limits_table
 from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.runs import EFFECTIVE
 from modicum_lab.bench.suite import HUGE, Results
@@ -44,25 +43,47 @@ LEGEND = (
 )
 
 
+SEVERAL_RUNS = (
+    "Problems were run at different times: each part says when, on what and how. Ratios are of "
+    "times of one run."
+)
+
+
 def markdown(results: Results, pictures: Sequence[str] = ()) -> str:
     """Return the whole report as Markdown."""
-    budget = results.budget
+    runs = results.by_run()
     parts = [
         "# Benchmarks",
-        in_words(results.machine),
-        f"Modicum ran {budget['chains']} chains of {budget['draws']:,} draws; contenders that "
-        f"sample until time is up had {budget['seconds']:g} s of sampling.",
-        limits_table(limits_of(results.measured)).markdown(),
+        *(runs if len(runs) == 1 else [SEVERAL_RUNS]),
+        limits_table(limits(results)).markdown(),
         *(f"![{name}]({name}.png)" for name in pictures),
         LEGEND,
-        *(_problem(name, results).markdown() for name in _several(results)),
-        *(table.markdown() for table in _scaling(results) if table.rows),
     ]
+    for about, run in runs.items():
+        parts += [f"## Run of {when(about)}", about] if len(runs) > 1 else []
+        parts += [_problem(name, run).markdown() for name in _several(run)]
+        parts += [table.markdown() for table in _scaling(run) if table.rows]
     left = _left_out(results)
     if left:
         listed = "\n".join(f"- {sentence}" for sentence in left)
         parts += ["### Notes, and what was left out", listed]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def when(about: str) -> str:
+    """Return the date of a run.
+
+    Examples
+    --------
+    >>> when("Measured 2026-11-15 12:29 UTC on a processor")
+    '2026-11-15'
+    """
+    return about.split()[1]
+
+
+def limits(results: Results) -> list[Limit]:
+    """Return the ratios that can be computed within a run, of every run."""
+    return [limit for run in results.by_run().values() for limit in limits_of(run.measured)]
 
 
 def _several(results: Results) -> list[str]:
@@ -143,8 +164,8 @@ def _left_out(results: Results) -> list[str]:
 
 def to_json(results: Results) -> str:
     """Return all measurements as JSON, for later comparison."""
-    limits = [asdict(limit) for limit in limits_of(results.measured)]
-    return json.dumps(_rounded(asdict(results) | {"limits": limits})) + "\n"
+    ratios = [asdict(limit) for limit in limits(results)]
+    return json.dumps(_rounded(asdict(results) | {"limits": ratios})) + "\n"
 
 
 def _rounded(value: object) -> object:

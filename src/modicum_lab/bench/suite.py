@@ -12,7 +12,7 @@ from modicum.errors import DataError
 from modicum_lab.bench.accuracy import KeptReference
 from modicum_lab.bench.contenders import CONTENDERS, Contender, find_contender
 from modicum_lab.bench.limits import HEADLINE, OURS, PEERS
-from modicum_lab.bench.machine import cores, describe_machine, free_bytes
+from modicum_lab.bench.machine import cores, describe_machine, free_bytes, in_words
 from modicum_lab.bench.measurements import Measurements, in_turns
 from modicum_lab.bench.problems import PROBLEMS, ProblemData, find_problem
 from modicum_lab.bench.runs import Budget
@@ -88,6 +88,50 @@ class Results:
     references: dict[str, KeptReference] = field(default_factory=dict)
     measured: list[Measurements] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def run_of(self, problem: str) -> str:
+        """Return when, on what and how a problem was run."""
+        about: str | None = self.problems[problem].get("run")
+        return about or self.in_words()
+
+    def in_words(self) -> str:
+        """Return when, on what and how the last problems were run."""
+        budget = self.budget
+        return (
+            f"{in_words(self.machine)}\n\nModicum ran {budget['chains']} chains of "
+            f"{budget['draws']:,} draws; contenders that sample until time is up had "
+            f"{budget['seconds']:g} s of sampling."
+        )
+
+    def by_run(self) -> dict[str, Results]:
+        """Return the results of each run, by its description."""
+        runs: dict[str, list[str]] = {}
+        for name in self.problems:
+            runs.setdefault(self.run_of(name), []).append(name)
+        return {
+            about: replace(
+                self,
+                problems={name: self.problems[name] for name in names},
+                references={k: v for k, v in self.references.items() if k in names},
+                measured=[m for m in self.measured if m.problem in names],
+            )
+            for about, names in runs.items()
+        }
+
+    def after(self, earlier: Results) -> Results:
+        """Return these results, and earlier ones of problems that were not run again."""
+        both = replace(earlier, machine=self.machine, budget=self.budget)
+        both.problems = {
+            name: about | {"run": whose.run_of(name)}
+            for whose in (earlier, self)
+            for name, about in whose.problems.items()
+        }
+        both.problems = {name: both.problems[name] for name in PROBLEMS if name in both.problems}
+        both.references = earlier.references | self.references
+        kept = [m for m in earlier.measured if m.problem not in self.problems]
+        both.measured = [*kept, *self.measured]
+        both.notes = list(dict.fromkeys([*earlier.notes, *self.notes]))
+        return both
 
     def forget(self, problem: str) -> None:
         """Drop the measurements of a problem that was not finished."""

@@ -39,6 +39,7 @@ def zigzag(problem: ProblemData, budget: Budget) -> RunResult:
     mode = problem.find_mode()
     # an effective draw takes about as many events as there are parameters
     forecast(gradient_seconds(problem, mode) * BOUND * problem.size / TREE, budget)
+    jax.config.update("jax_enable_x64", True)  # in a block the package's states stay float32
     with jax.enable_x64(True):
         data, density = arrays(problem), whitened(problem, mode)
         process = ZigZag(

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from modicum_lab.bench.front_page import PAGES
+from modicum_lab.bench.report import from_json
+
 ROOT = Path(__file__).parents[4]
 OURS, THEIRS = "Modicum HMC-ECS, defaults", "NumPyro HMCECS, m = 200, Hessian as mass"
 COLUMNS = {  # columns of the front page to sampler and column of the run
@@ -38,7 +41,9 @@ def misquoted(page, run):
         wrong += [] if f"d = {size};" in section else [found[1]]
         wrong += [found[k] for k, (who, what) in COLUMNS.items() if found[k] != of[who][what]]
     if match := re.search(r"there are ([\d.]+) times", page):
-        kept = next(cells(line)[1] for line in run.splitlines() if "disk over memory" in line)
+        kept = next(
+            cells(line)[1] for line in run.splitlines() if "disk over memory, plain-100m" in line
+        )
         wrong += [] if match[1] == kept else [match[1]]
     return wrong
 
@@ -86,6 +91,21 @@ def test_figures_are_those_of_the_stored_run(page, run):
 def test_another_figure_is_noticed(page, run, figure):
     assert page.count(figure) == 1
     assert misquoted(page.replace(figure, figure.replace("1", "2").replace("3", "4")), run)
+
+
+def test_figures_are_written_by_the_run(page):
+    """Pages of the stored results are as they are; with other results their figures follow."""
+    results = from_json((ROOT / "docs" / "benchmarks" / "last.json").read_text())
+    for name, written in PAGES.items():
+        assert written((ROOT / name).read_text(), results) == (ROOT / name).read_text()
+    for m in results.measured:
+        for each in m.runs if m.contender == "modicum" else ():
+            each.before = 1e4
+    for name, written in PAGES.items():
+        other = written((ROOT / name).read_text(), results)
+        changed = re.findall(r"10,00\d", other)
+        assert len(changed) == {"README.md": 4, "docs/index.md": 2}[name]
+        assert written(other, results) == other
 
 
 def test_figures_of_the_landing_page_are_those_of_the_stored_run(run):

@@ -98,6 +98,23 @@ def test_every_contender_is_drawn(tmp_path):
     assert (write_report(results(everybody), tmp_path).parent / "memory.svg").exists()
 
 
+def test_problems_that_are_not_run_again_stay_with_their_run():
+    earlier = results(
+        [measurements("higgs-100k", "modicum"), measurements("covertype", "modicum", rate=7.0)]
+    )
+    again = [measurements("covertype", name, rate=11.0) for name in ("modicum", "laplace")]
+    now = results(again)
+    now.machine = MACHINE | {"date": "2026-02-02 00:00 UTC", "processor": "another"}
+    both = now.after(earlier)
+    assert [m.problem for m in both.measured] == ["higgs-100k", "covertype", "covertype"]
+    assert both.measured[1].middle("rate") == pytest.approx(11.0)
+    page = markdown(both)
+    first, second = page.index("## Run of 2026-01-01"), page.index("## Run of 2026-02-02")
+    assert first < page.index("on a processor") < second < page.index("on another")
+    assert page.index("### the problem covertype") > second
+    assert markdown(from_json(to_json(both))) == page
+
+
 def test_the_machine_is_described():
     about = describe_machine()
     assert about["cores"] >= 1
