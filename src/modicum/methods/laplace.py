@@ -21,6 +21,11 @@ thousands, so that this variance is known to a percent or two. Three numbers tel
 is accurate: the Pareto index k of the weights, their effective sample size, and the noise of the
 pool.
 
+A density that draws come from is normal, or normal given scales that are drawn first. Where its
+draws do not suffice, it looks for a sharper one: along skewed axes the quantiles of the posterior
+take the place of the normal's, and given scales the log-likelihood is followed on average over
+draws, not at its mode. Each is judged by the same three numbers, and taken if it is better.
+
 Draws of equal weight are often handier. The independence sampler makes them: a chain whose
 proposals are the draws, each accepted with probability min(1, w' / w), leaves the weighted
 distribution invariant. If weights hardly vary, nearly all proposals are accepted.
