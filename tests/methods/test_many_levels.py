@@ -1,6 +1,7 @@
 """Effects of a factor with many levels: an arrow-shaped Hessian instead of a dense one."""
 
 import resource
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,6 +15,7 @@ from modicum.kernels.control_variates import control_variate, proxy
 from modicum.linalg.arrow import ArrowCholesky, ArrowFactor, ArrowMatrix
 from modicum.models import target as targets
 from modicum.passes import anchor_at_mode
+from modicum.passes import sums as sums_over_rows
 from modicum.runtime import in_double_precision
 
 M, P, G = mo.models, mo.priors, mo.models.GroupTerm
@@ -59,6 +61,22 @@ def test_mode_and_hessian_match_dense_matrices(both):
     assert np.allclose(arrow.sd, dense.sd, rtol=1e-9)
     whole = np.column_stack([arrow.factor @ unit for unit in np.eye(len(dense.point))])
     assert np.allclose(whole @ whole.T, dense.factor @ dense.factor.T, rtol=1e-9, atol=1e-12)
+
+
+@in_double_precision
+def test_compiled_sums_by_level_are_those_by_numpy(both, monkeypatch):
+    target, anchor = both[1]
+    sums, _ = sums_of(*crossed())
+    sums = replace(sums, target=target)
+    assert sums.gradient_on_numpy
+    by_numpy = sums.curvature(anchor.point, "mode")
+    monkeypatch.setattr(sums_over_rows, "FEW_ROWS", 0)
+    compiled = sums.curvature(anchor.point, "mode")
+    assert np.allclose(compiled[0], by_numpy[0], rtol=1e-12)
+    assert np.allclose(compiled[1], by_numpy[1], rtol=1e-9, atol=1e-9)
+    assert np.allclose(compiled[2].dense(), by_numpy[2].dense(), rtol=1e-9, atol=1e-9)
+    elsewhere = sums.curvature(anchor.point + 0.01, "mode")  # a control: it is about the point
+    assert not np.allclose(elsewhere[2].dense(), by_numpy[2].dense(), rtol=1e-9, atol=1e-9)
 
 
 def test_products_with_the_factor_are_right_and_a_broken_border_is_noticed(both):

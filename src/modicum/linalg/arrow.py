@@ -23,6 +23,7 @@ The whitening factor F, with F F' = P^-1, is the transposed inverse of that fact
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,6 +35,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.linalg.lapack import dpotrf
 
+from modicum.arrays import as_either, namespace
 from modicum.linalg.columns import DenseMatrix, ModelMatrix, model_matrix
 from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
@@ -81,20 +83,21 @@ class ArrowLayout:
         inside[self.big] = True
         return np.flatnonzero(~inside)
 
-    def border_matrix(self, batch: dict[str, Array]) -> ModelMatrix:
+    def border_matrix(self, batch: Mapping[str, Array]) -> ModelMatrix:
         """Return the model matrix of some rows without the columns of the factor's effects."""
         if self.coding.terms:
             return model_matrix(self.coding, batch)
         if not self.coding.dense:
-            like = jnp.asarray(batch[self.field])
-            return DenseMatrix(jnp.zeros((*like.shape, 0)))
-        return DenseMatrix(jnp.asarray(batch["x"])[..., np.argsort(self.coding.dense)])
+            like = as_either(batch[self.field])
+            return DenseMatrix(namespace(like).zeros((*like.shape, 0)))
+        return DenseMatrix(as_either(batch["x"])[..., np.argsort(self.coding.dense)])
 
-    def own_columns(self, batch: dict[str, Array]) -> jax.Array:
+    def own_columns(self, batch: Mapping[str, Array]) -> jax.Array:
         """Return the values that multiply the effects of each row's level, (rows, effects)."""
-        ones = jnp.ones(jnp.shape(batch[self.field]))
-        columns = [ones if s is None else jnp.asarray(batch["x"])[..., s] for s in self.scales]
-        return jnp.stack(columns, axis=-1)
+        xp = namespace(as_either(batch[self.field]))
+        ones = xp.ones(np.shape(batch[self.field]))
+        columns = [ones if s is None else xp.asarray(batch["x"])[..., s] for s in self.scales]
+        return xp.stack(columns, axis=-1)
 
 
 def arrow_layout(coding: Coding, common: int, size: int) -> ArrowLayout | None:

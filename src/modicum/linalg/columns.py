@@ -326,9 +326,9 @@ class CodedMatrix(ModelMatrix):
 
     def by_level(self, codes: LevelColumns, weight: jax.Array) -> jax.Array:
         """Sums of weight x over the rows of each level of a factor."""
-        levels, every = codes.levels, slice(None)
-        numbers = codes.sums(weight[:, None] * self.numbers().astype(jnp.float64))
-        total = _add(jnp.zeros((levels, self.columns)), (every, self.dense_places), numbers)
+        total, every = namespace(weight).zeros((codes.levels, self.columns)), slice(None)
+        numbers = codes.sums(weight[:, None] * _in_double(self.numbers()))
+        total = _add(total, (every, self.dense_places), numbers)
         for columns, other in self._terms:
             total = _add(total, (every, columns), codes.pair_sums(other, weight))
         return total
@@ -499,11 +499,14 @@ def _add(table: jax.Array, where: Any, values: jax.Array) -> jax.Array:
 
 
 def _sums(places: jax.Array, values: jax.Array, size: int) -> jax.Array:
-    """Sum values (rows, ...) by their places, (size, ...); NumPy's have at most two axes."""
+    """Sum values (rows, ...) by their places, (size, ...)."""
     if not is_numpy(values):
         sums = jnp.zeros((size, *values.shape[1:]))
         return sums.at[places].add(values, mode="promise_in_bounds")
     if values.ndim == 1:
         return as_either(np.bincount(np.asarray(places), np.asarray(values), size))
-    columns = [np.bincount(np.asarray(places), line, size) for line in np.asarray(values).T]
-    return as_either(np.stack(columns, axis=1) if columns else np.zeros((size, 0)))
+    table = np.zeros((size, *values.shape[1:]))
+    for column in np.ndindex(values.shape[1:]):
+        own = (slice(None), *column)
+        table[own] = np.bincount(np.asarray(places), np.asarray(values)[own], size)
+    return as_either(table)

@@ -253,7 +253,9 @@ def chunk_rows(rows: Rows) -> int:
     most, room = (65_536, CHUNK_BYTES) if on_cpu else (2**20, 2**29)
     if on_cpu and rows.coding is not None:
         # Each chunk has a sum for every pair of levels, so it needs enough rows to be worth it.
-        most = max(most // 2, min(4 * most, rows.coding.size**2 // 8))
+        pairs = rows.coding.size**2 // 8
+        most = max(most // 2, min(64 * most, pairs))
+        room = max(room, min(16 * room, 8 * pairs))
     # A chunk has a sum for every pair of columns: the rows of wide tables are 4 per column.
     largest = min(most, max(256, room // max(8, size), size // 2))
     even = ceil(len(rows) / ceil(len(rows) / largest))

@@ -77,22 +77,42 @@ def hessian_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray, second: bool = True
 ) -> tuple[np.ndarray, ...]:
     """Sum log-likelihood, gradient and, if `second`, Hessian at `t` over the present rows."""
-    model = target.linear
     total = [np.zeros(()), np.zeros(len(t)), *([np.zeros((len(t), len(t)))] if second else [])]
     size = None if target.coding is None else len(present)  # tables of levels are formed once
-    for block in in_blocks(batch, present, size):
-        matrix = model.full_matrix(block)
-        wide = matrix.in_double()  # once, for both products
-        eta = wide @ as_either(t) + block.get("offset", 0.0)
-        f, f1, f2, _ = model.derivatives(eta, model.outcome(block))
-        if "weight" in block:
-            weight = as_either(np.asarray(block["weight"], np.float64))
-            f, f1, f2 = weight * f, weight * f1, weight * f2
-        total[0] += np.sum(f)
-        total[1] += wide.rmatvec(f1)
-        if second:
-            total[2] += matrix.sandwich(f2)
+    with np.errstate(all="ignore"):  # callers check whether the sums are finite
+        for block in in_blocks(batch, present, size):
+            matrix, wide, (f, f1, f2) = _derivatives_by_numpy(target, t, block)
+            total[0] += np.sum(f)
+            total[1] += wide.rmatvec(f1)
+            if second:
+                total[2] += matrix.sandwich(f2)
     return tuple(total)
+
+
+def _derivatives_by_numpy(
+    target: Target, t: np.ndarray, block: Batch
+) -> tuple[ModelMatrix, ModelMatrix, list[jax.Array]]:
+    """Return the rows, also in float64, and weighted f, f' and f'' of each."""
+    model = target.linear
+    matrix = model.full_matrix(block)
+    wide = matrix.in_double()  # once, for both products
+    eta = wide @ as_either(t) + block.get("offset", 0.0)
+    found = list(model.derivatives(eta, model.outcome(block))[:3])
+    if "weight" in block:
+        weight = as_either(np.asarray(block["weight"], np.float64))
+        found = [weight * of_row for of_row in found]
+    return matrix, wide, found
+
+
+@of_numpy
+def arrow_hessian_by_numpy(
+    layout: ArrowLayout, target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> tuple[jax.Array, ...]:
+    """Like `arrow_hessian_sum`, in NumPy: tables of levels are formed once."""
+    with np.errstate(all="ignore"):
+        (block,) = in_blocks(batch, present, len(present))
+        _, _, (f, f1, f2) = _derivatives_by_numpy(target, t, block)
+        return _by_level(layout, target.linear, block, f, f1[:, None], f2[:, None, None])
 
 
 @of_numpy
@@ -209,22 +229,38 @@ def arrow_hessian_sum(
     layout: ArrowLayout, target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, ...]:
     """Return log-likelihood and gradient of a chunk at `t`, and D, C' and E of its Hessian."""
-    model, f, f1, f2 = weighted_derivatives(target, t, batch, present)
-    f1, f2 = f1.astype(jnp.float64), f2.astype(jnp.float64)
-    border = layout.border_matrix(dict(batch)).with_ones(model.intercept)
-    level = LevelColumns(jnp.asarray(batch[layout.field]).astype(jnp.int32), layout.levels)
-    z, h = layout.own_columns(dict(batch)).astype(jnp.float64), f2[:, :1, 0]
+    model, *found = weighted_derivatives(target, t, batch, present)
+    return _by_level(layout, model, batch, *found)
 
-    along = jnp.concatenate([border.rmatvec(f1[:, 0]), f1[:, 1:].sum(0)])
+
+def _by_level(
+    layout: ArrowLayout,
+    model: LinearPredictorModel,
+    batch: Batch,
+    f: jax.Array,
+    f1: jax.Array,
+    f2: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """Sum over rows and levels, from the derivatives in each row's predictor and parameters."""
+    xp = namespace(f1)
+    f1, f2 = xp.asarray(f1, np.float64), xp.asarray(f2, np.float64)
+    border = layout.border_matrix(batch).with_ones(model.intercept)
+    code = as_either(batch[layout.field])
+    level = LevelColumns(code.astype(np.intp if is_numpy(code) else jnp.int32), layout.levels)
+    z, h = xp.asarray(layout.own_columns(batch), np.float64), f2[:, :1, 0]
+
+    along = xp.concatenate([border.rmatvec(f1[:, 0]), f1[:, 1:].sum(0)])
     gradient = flat_vector(
         layout.big, layout.border[: along.size], level.sums(f1[:, :1] * z), along
     )
     blocks = level.sums(h[..., None] * z[:, :, None] * z[:, None])
-    cross = jnp.stack([border.by_level(level, weight) for weight in (h * z).T], axis=1)
-    mixed = level.sums(z[:, :, None] * f2[:, :1, 1:])  # effects with the other parameters
-    cross = jnp.concatenate([cross, mixed], axis=-1)
+    cross = [border.by_level(level, weight)[:, None] for weight in (h * z).T]
+    across = cross[0] if len(cross) == 1 else xp.concatenate(cross, axis=1)  # tables may be large
+    if f2.shape[2] > 1:  # effects with the other parameters
+        mixed = level.sums(z[:, :, None] * f2[:, :1, 1:])
+        across = xp.concatenate([across, mixed], axis=-1)
     corner = _blocks(border, f2, 1)  # E: columns of the border, then the other parameters
-    return f.sum(), jnp.asarray(gradient), blocks, cross, corner
+    return f.sum(), as_either(gradient), blocks, across, corner
 
 
 def as_matrix(

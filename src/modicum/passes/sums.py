@@ -39,6 +39,7 @@ from modicum.passes.engine import (
     sum_in_blocks,
 )
 from modicum.passes.hessians import (
+    arrow_hessian_by_numpy,
     arrow_hessian_sum,
     as_matrix,
     group_hessian_by_numpy,
@@ -203,7 +204,8 @@ class Sums:
         layout = self.target.arrow
         if layout is None:
             return self.hessian(t, purpose)
-        of_chunk = partial(arrow_hessian_sum, layout)
+        by_numpy = self.gradient_on_numpy
+        of_chunk = partial(arrow_hessian_by_numpy if by_numpy else arrow_hessian_sum, layout)
         value, gradient, *parts = self._sweep(of_chunk, t, purpose, "hessian")
         gradient, hessian = self._bent(t, gradient, as_matrix(layout, *parts))
         return float(value), self._padded(gradient), hessian
