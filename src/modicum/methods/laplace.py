@@ -378,13 +378,13 @@ class NestedDensity(NamedTuple):
                 "given some scales of pooled terms the coefficients are not determined, so that "
                 "method='laplace' cannot draw them; use method='nuts', or priors that are not flat."
             ) from fault
-        z = self.where.whiten(drawn.t)
         if self.pooled.constant is None:
+            z = self.where.whiten(drawn.t)
             bent, log_volume = _bent(z - self.centre, self.curves)
             log_density = drawn.log_proposal + drawn.log_given - log_volume
             return DensityDraws(self.centre + bent, log_density, nested=drawn)
-        rest = drawn.log_given + self.pooled.constant
-        return DensityDraws(z, drawn.log_proposal, drawn.log_marginal, rest)
+        rest = drawn.log_given + self.pooled.constant  # `where` are the parameters as they are
+        return DensityDraws(drawn.t, drawn.log_proposal, drawn.log_marginal, rest)
 
     def _drawn(self, rng: np.random.Generator, shape: tuple[int, int]) -> Nested:
         """Draw; where scales are poor draws of their marginal, draw again from kernels there."""
@@ -656,18 +656,18 @@ class Laplace(Method):
         """Return draws with their weights, or draws of equal weight."""
         task, times, drawn = proposals.task, proposals.times, proposals.all_weighed()
         assert drawn.log_posterior is not None
-        z, log_ratio = drawn.z, drawn.log_posterior - drawn.log_density
+        log_ratio = drawn.log_posterior - drawn.log_density
         stats = {"lp": drawn.log_posterior + drawn.rest}  # as in HMC-ECS, by the rows evaluated
+        chains = np.arange(task.chains)
+        places = np.tile(np.arange(len(log_ratio))[:, None], task.chains)
         if not self.weighted:
             chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
             places, rate = _independence_sampler(log_ratio, chances)
             if times > 1:
                 stays = np.reshape(1 - rate, (-1, times, task.chains))
                 places, rate = places[times - 1 :: times], 1 - stays.prod(axis=1)
-            chains = np.arange(task.chains)
-            z = z[places, chains]
             stats = {"lp": stats["lp"][places, chains], "acceptance_rate": rate}
-        stats["rows_touched"] = np.zeros(z.shape[:2], int)
+        stats["rows_touched"] = np.zeros(places.shape, int)
         span = slice(self._first, self._first + task.draws)
         by_chain = {name: np.ascontiguousarray(values[span].T) for name, values in stats.items()}
         if self.weighted:
@@ -675,7 +675,7 @@ class Laplace(Method):
             weights = pareto_smoothed(ratios.ravel())[0] * ratios.size
             by_chain["weight"] = weights.reshape(ratios.shape)
         return History(
-            position=np.ascontiguousarray(z[span].swapaxes(0, 1)),
+            position=drawn.z[places[span].T, chains[:, None]],  # copied once: it may be large
             stats=by_chain,
             warmup={},
             complete=True,
