@@ -49,7 +49,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "methods": 6_240,
     "posterior": 5_870,
     "kernels": 3_750,
-    "passes": 2_870,
+    "passes": 2_900,
     "": 3_390,
     "run": 1_340,
     "cli": 1_100,

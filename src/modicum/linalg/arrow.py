@@ -40,7 +40,7 @@ from modicum.linalg.columns import DenseMatrix, ModelMatrix, model_matrix
 from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
 
-MOST_BORDER = 2_000  # most parameters besides the big factor's effects, whose block is dense
+MOST_BORDER = 2_500  # most parameters besides the big factor's effects, whose block is dense
 MOST_NUMBERS = 50_000_000  # most entries between effects and border, 400 MB per matrix
 
 

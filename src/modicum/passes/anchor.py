@@ -122,7 +122,7 @@ def anchor_at_mode(
 
     With `starts`, other modes are searched for, and the anchor is at the heaviest.
 
-    Models of more than 2,000 parameters form no Hessian, unless all but 2,000 are effects of one
+    Models of more than 2,000 parameters form no Hessian, unless all but 2,500 are effects of one
     factor: their anchor is the point that L-BFGS reaches on a subset, with a factor that only sets
     the scale. Networks of fewer parameters are anchored at that point too, with a factor from the
     absolute curvature there: they have many modes, which may lie on a kink.
