@@ -16,6 +16,7 @@ from helpers.targets import (
     flat_draws,
     location,
     mean_and_error,
+    quick,
     same_draws,
 )
 from modicum.run import runner
@@ -282,3 +283,14 @@ def test_a_learning_curve_follows_realisations_along_passes():
     refused(mo.SettingError, "must be a function of draws by name", post.learning_curve, "theta")
     warm = sample(mo.SGLD(**RAW), draws=10, tune=30)
     assert warm.learning_curve(lambda now: 0.0).index[0] == pytest.approx(31 * 2 / 20)
+
+
+@pytest.mark.slow
+def test_chains_of_a_network_start_apart():
+    """After one step too small to move them, weights of the first layer are still the first."""
+    rows = mo.Rows(x=np.random.default_rng(1).normal(size=(12, 16)), y=np.arange(12) % 3)
+    method = mo.SGHMC(whiten=False, step_size=1e-12, batch=2)
+    post = quick(mo.models.MLP(hidden=(400,)), rows, method=method, draws=1, tune=0, chains=3)
+    own = post["dense_0.kernel"][:, 0]
+    assert np.allclose(own.std(axis=(1, 2)), np.sqrt(2 / 16), rtol=0.05)  # He's rule
+    assert np.all(np.abs(np.corrcoef(own.reshape(3, -1)) - np.eye(3)) < 0.1)

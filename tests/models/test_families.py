@@ -69,6 +69,14 @@ def test_prior_is_independent_normal(scale, x64):
     np.testing.assert_allclose(jax.jit(model.log_prior)(theta), truth, rtol=1e-12)
 
 
+def test_labels_name_columns_and_classes():
+    rows = gaussian_rows(10, columns=["age", "dose", "bmi"])
+    assert M.Gaussian().labels(rows)["beta"] == (("age", "dose", "bmi"),)
+    labels = M.Softmax().labels(class_rows(50, columns=["a", "b"]))
+    assert labels["beta"] == (("class 0", "class 1"), ("a", "b"))
+    assert labels["intercept"] == (("class 0", "class 1"),)
+
+
 def test_models_hash_by_value():
     a, b = M.Logistic(prior_scale=np.array([1.0, 2.0])), M.Logistic(prior_scale=[1, 2])
     assert a == b

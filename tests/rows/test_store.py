@@ -11,6 +11,7 @@ from helpers.refusals import refused
 from helpers.scripts import Script
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, ingest
+from modicum.rows.writing import ShardWriter
 
 FIELDS = {"x": np.arange(40_000.0).reshape(10_000, 4), "y": np.arange(10_000) % 2}
 
@@ -125,3 +126,15 @@ def test_without_file_locks_the_folder_of_another_ingest_stays(tmp_path, monkeyp
     assert left.is_dir()
     ingest(FIELDS, tmp_path / "s", progressbar=False, overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def test_interrupted_overwrite_keeps_the_old_store(store, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    before = Rows.open(store).fingerprint()
+    monkeypatch.setattr(ShardWriter, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ingest(FIELDS, store, overwrite=True, progressbar=False)
+    assert [p.name for p in store.parent.iterdir()] == ["s"]
+    assert Rows.open(store, verify=True).fingerprint() == before
