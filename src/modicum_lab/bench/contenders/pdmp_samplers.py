@@ -39,13 +39,13 @@ def zigzag(problem: ProblemData, budget: Budget) -> RunResult:
     mode = problem.find_mode()
     # an effective draw takes about as many events as there are parameters
     forecast(gradient_seconds(problem, mode) * BOUND * problem.size / TREE, budget)
-    jax.config.update("jax_enable_x64", True)  # in a block the package's states stay float32
     with jax.enable_x64(True):
         data, density = arrays(problem), whitened(problem, mode)
         process = ZigZag(
             problem.size, jax.grad(lambda z: -density(z, *data)), GRID, HORIZON, adaptive=True
         )
         state = process.init_state(jnp.zeros(problem.size), jnp.ones(problem.size), budget.seed)
+        state = jax.tree.map(_double, state)
         started = time.perf_counter()
 
         def chunk(state: Pytree) -> Pytree:
@@ -55,11 +55,12 @@ def zigzag(problem: ProblemData, budget: Budget) -> RunResult:
 
             return jax.lax.scan(event, state, None, length=CHUNK)
 
-        compiled = jax.jit(chunk).lower(state).compile()
-        parts = []
+        advance, parts = jax.jit(chunk), []
+        for _ in range(2):  # types of the first state are not those of the others
+            state, _ = jax.block_until_ready(advance(state))
         compiling, started = time.perf_counter() - started, time.perf_counter()
         while time.perf_counter() - started < budget.seconds:
-            state, events = jax.block_until_ready(compiled(state))
+            state, events = jax.block_until_ready(advance(state))
             parts.append(events)
         sampling = time.perf_counter() - started
         skeleton = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *parts)
@@ -76,3 +77,11 @@ def zigzag(problem: ProblemData, budget: Budget) -> RunResult:
         rows_sampling=round((1 - WARM_UP) * gradients) * len(problem),
         credit=float(budget.cores),
     )
+
+
+def _double(leaf: Pytree) -> Pytree:
+    """Return floating-point numbers in float64: those of a state are partly made at import."""
+    import jax.numpy as jnp
+
+    numbers = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    return jnp.asarray(leaf, jnp.float64) if numbers else leaf
