@@ -121,6 +121,16 @@ def test_tails_have_derivatives_wherever_predictors_go(name, x64):
         assert all(np.isfinite(np.asarray(part)).all() for part in parts)
 
 
+@pytest.mark.parametrize("name", ["Poisson", *slowly("NegativeBinomial")])
+def test_a_bound_of_counts_between_two_is_the_lower(name, x64):
+    """A count of at most 3.5 is one of at most 3; bounds were taken for numbers of a gamma."""
+    fields = {"y": np.ones(4), "cens": np.full(4, 2.0)}
+    fields |= {"y2": np.array([3.5, 3.0, 4.0, 3.0]), "ub": np.array([5.25, 5.0, 5.0, 6.0])}
+    between, whole, *others = _density(name, fields, np.full((4, 2), 0.4))
+    assert between == whole
+    assert np.abs(others - whole).min() > 1e-3  # the control: bounds that are one higher
+
+
 def test_zero_inflated_tails_are_sums_of_their_densities(x64):
     for name in ("ZeroInflatedPoisson", "ZeroInflatedNegativeBinomial"):
         model = getattr(M, name)()

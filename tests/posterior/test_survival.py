@@ -1,5 +1,6 @@
 """Chances of survival, of rows and on average, against scipy and the Kaplan-Meier estimate."""
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -43,6 +44,24 @@ def test_chances_of_rows_are_those_of_the_distribution():
     np.testing.assert_allclose(predicted.mean, truth.mean(axis=0), atol=1e-9)
     assert list(predicted.to_frame())[3] == "mean[0.5]"
     np.testing.assert_array_equal(predicted.mean[:, 0], 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "eta", "truth"),
+    [
+        (mo.models.Poisson(), [0.4], stats.poisson(np.exp(0.4)).sf),
+        (mo.models.NegativeBinomial(), [0.4, np.log(0.5)],
+         stats.nbinom(2.0, 1 / (1 + 0.5 * np.exp(0.4))).sf),
+        (mo.models.ZeroInflatedPoisson(), [0.4, 0.0],
+         lambda t: np.where(np.array(t) < 0, 1, 0.5 * stats.poisson(np.exp(0.4)).sf(t))),
+        (mo.models.Beta(), [0.0, np.log(3.0)], stats.beta(1.5, 1.5).sf),
+    ],
+)  # fmt: skip
+def test_times_may_be_numbers_that_outcomes_are_not(model, eta, truth):
+    """A count is beyond 1.5 if it is beyond 1, as often as beyond 1.9; no share is beyond 1."""
+    times = [-1.0, -0.5, 0.0, 0.3, 0.9, 1.0, 1.5, 1.9, 4.7]
+    found = model.answer(jnp.array(eta), jnp.array(times))
+    np.testing.assert_allclose(found, truth(times), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class _Counts(LogLink):
     counted: ClassVar[str | None] = "y"
     multiplies = "rate"
     outcome_fault = staticmethod(count_fault)
-    least: ClassVar[float] = -1.0
+    least: ClassVar[float] = -1e-30  # any number below 0
 
     def pseudo_variance(self, data: Moments) -> float:
         """Return one over the mean."""
@@ -64,7 +64,7 @@ class Poisson(_Counts):
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """At most y events happen in a time that the wait for y + 1 of them, a gamma, exceeds."""
-        number = jnp.asarray(y, eta.dtype) + 1
+        number = jnp.floor(jnp.asarray(y, eta.dtype)) + 1
         sooner, later = log_gamma_tails(number, eta[0] - jnp.log(number))
         return later, sooner
 
@@ -147,7 +147,8 @@ class NegativeBinomial(_Counts):
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """At most y failures come before success 1/a if the chance of success exceeds a beta."""
-        return log_beta_tails(jnp.exp(-eta[1]), jnp.asarray(y, eta.dtype) + 1, -eta[0] - eta[1])
+        number = jnp.floor(jnp.asarray(y, eta.dtype)) + 1
+        return log_beta_tails(jnp.exp(-eta[1]), number, -eta[0] - eta[1])
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """mu + a mu^2."""

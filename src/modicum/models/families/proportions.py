@@ -319,7 +319,7 @@ class Beta(LinearPredictorModel):
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Tails of a beta variable."""
-        y = jnp.asarray(y, eta.dtype)
+        y = jnp.minimum(jnp.asarray(y, eta.dtype), 1.0)
         a, b = (jnp.exp(eta[1] - softplus(sign * eta[0])) for sign in (-1, 1))
         return log_beta_tails(a, b, jnp.log(y) - jnp.log1p(-y))
 

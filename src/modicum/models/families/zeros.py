@@ -67,7 +67,7 @@ class _Inflated(_Zeros):
 
     outcome_fault = staticmethod(count_fault)
     counted: ClassVar[str | None] = "y"
-    least: ClassVar[float] = -1.0
+    least: ClassVar[float] = NegativeBinomial.least
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """pi + (1 - pi) P(count <= y), and the rest."""
