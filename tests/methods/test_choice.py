@@ -118,7 +118,7 @@ def test_a_posterior_that_is_not_normal_is_subsampled_if_rows_are_many(monkeypat
     y[:4] = 1  # four events: the intercept's posterior is skewed
     rows = mo.Rows(x=np.asarray(ROWS.slice(0, 3_000)["x"]), y=y)
     assert mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))[0].name == "laplace"
-    monkeypatch.setattr(laplace, "curved_ridges", lambda *_: None)  # that slopes follow it
+    monkeypatch.setattr(laplace, "skewed_places", lambda *_: [])  # which others follow
     method, plan = mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))
     assert method.name == "nuts"
     assert "3,000 rows are few" in plan.tuning["method"]

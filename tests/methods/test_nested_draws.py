@@ -7,16 +7,15 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.special import expit
+from scipy.special import expit, gammaln
 
 import modicum as mo
 from helpers.interrupted import task_of
 from helpers.refusals import unwarned
 from helpers.slow import slowly
 from modicum.fit import model_for
-from modicum.kernels import whitening
 from modicum.linalg.arrow import ArrowMatrix
-from modicum.methods import laplace, nested_draws
+from modicum.methods import nested_draws
 from modicum.models.priors import exact
 from modicum.rows.reading import read_formula
 
@@ -96,12 +95,6 @@ def test_draws_of_thin_groups_follow_the_posterior_and_not_its_mode(monkeypatch)
     assert np.sum(post.weights) ** 2 / np.sum(post.weights**2) > 0.5 * post.weights.size
 
 
-def without_volume(u, curves):
-    """Bend draws without the logarithm of the volume."""
-    z, log_volume = whitening.along_curves(u, curves)
-    return z, 0 * log_volume
-
-
 def with_level_of_ones():
     """Return groups in which a few rows have a level all of whose outcomes are one."""
     table = few_groups(8, 20, 0.5).assign(x=0.0)
@@ -131,24 +124,73 @@ def by_quadrature_with_level(table):
     return means, np.sqrt(np.array([q @ value**2 for q, value in of_all]) - means**2)
 
 
-def test_a_coefficient_that_is_skewed_whatever_the_scales_is_drawn_along_a_curve(monkeypatch):
+def test_a_coefficient_that_is_skewed_whatever_the_scales_is_drawn_with_them(monkeypatch):
     table = with_level_of_ones()
     means, sds = by_quadrature_with_level(table)
     priors = PRIORS | {"common": mo.priors.Normal(0, 5)}
 
-    def distances():
+    def distances(**method):
         """Distances of posterior means from quadrature, in their Monte Carlo errors."""
         with unwarned():  # of a level without zeros
-            post = mo.fit("y ~ x + (1 | g)", table, "logistic", priors=priors, **FIT)
-        assert "given the scales" in post.tuning["method"]
+            post = mo.fit("y ~ x + (1 | g)", table, "logistic", priors=priors, **method, **FIT)
+        assert method or post.tuning["skewed coefficients"] == 1
         found = post.summary().loc[["beta[x]", "intercept", "group_sd[g]"]]
         error = sds / np.sqrt(found["ess_bulk"].to_numpy())
         return np.abs(found["mean"].to_numpy() - means) / error
 
     assert np.all(distances() < 4)
 
-    monkeypatch.setattr(laplace, "along_curves", without_volume)
-    assert not np.all(distances() < 4)
+    monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
+    assert not np.all(distances(method="laplace") < 4)
+
+
+def overdispersed(groups, size, seed=3):
+    """Return counts in `groups` groups of `size` rows."""
+    rng = np.random.default_rng(seed)
+    g = np.repeat(np.arange(groups), size)
+    mean = np.exp(0.5 + 0.6 * rng.normal(size=groups)[g])
+    return pd.DataFrame({"y": rng.negative_binomial(2, 2 / (2 + mean)), "g": g})
+
+
+def by_quadrature_of_counts(table):
+    """Posterior moments of the intercept, the overdispersion and the sd of the effects."""
+    a, log_phi, log_sd = np.linspace(-1, 2, 41), np.linspace(-6, 2, 41), np.linspace(-6, 1.5, 41)
+    nodes, weight = np.polynomial.hermite_e.hermegauss(24)
+    eta = a[:, None, None] + np.exp(log_sd)[:, None] * nodes
+    total = 0.0
+    for _, rows in table.groupby("g"):
+        logs = np.log(weight / weight.sum())
+        for y in rows["y"]:
+            r, mean = np.exp(-log_phi)[:, None, None, None], np.exp(eta)
+            logs = logs + gammaln(y + r) - gammaln(r) - gammaln(y + 1)
+            logs = logs - r * np.log1p(mean / r) + y * (eta - np.log(r + mean))
+        total = total + np.log(np.exp(logs).sum(axis=-1))  # phi, a, sd
+    total = total - a[:, None] ** 2 / (2 * 1.5**2) - log_phi[:, None, None] ** 2 / (2 * 5.0**2)
+    total = total - np.exp(2 * log_sd) / 2 + log_sd
+    p = np.exp(total - total.max())
+    p /= p.sum()
+    of_all = (p.sum(axis=(0, 2)), a), (p.sum(axis=(1, 2)), np.exp(log_phi))
+    of_all += ((p.sum(axis=(0, 1)), np.exp(log_sd)),)
+    means = np.array([q @ value for q, value in of_all])
+    return means, np.sqrt(np.array([q @ value**2 for q, value in of_all]) - means**2)
+
+
+@pytest.mark.slow
+def test_an_overdispersion_is_drawn_with_the_scales_of_thin_groups(monkeypatch):
+    table = overdispersed(40, 3)
+    means, sds = by_quadrature_of_counts(table)
+
+    def distances(**method):
+        with unwarned():
+            post = mo.fit("y ~ (1 | g)", table, "negbinomial", priors=PRIORS, **method, **FIT)
+        assert method or post.tuning["skewed coefficients"] == 1
+        found = post.summary().loc[["intercept", "overdispersion", "group_sd[g]"]]
+        error = sds / np.sqrt(found["ess_bulk"].to_numpy())
+        return np.abs(found["mean"].to_numpy() - means) / error
+
+    assert np.all(distances() < 4)
+    monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
+    assert not np.all(distances(method="laplace") < 4)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import modicum as mo
 from helpers.interrupted import task_of
 from modicum.kernels.whitening import along_curves
 from modicum.methods import full_data, laplace
-from modicum.methods.skewed_axes import curved_ridges, curves_on_all_rows, skewed_axes
+from modicum.methods.skewed_axes import curves_on_all_rows, skewed_axes
 from modicum.passes import Anchor
 
 M = mo.models
@@ -61,34 +61,6 @@ def test_along_an_axis_quantiles_are_the_posteriors():
     assert np.all(z[:, 1:] == 0)
     normal = lambda z: -0.5 * np.sum(z**2, axis=1)  # noqa: E731
     assert skewed_axes(normal, np.zeros(3), anchor_of(np.eye(3))) is None
-
-
-def bent(z):
-    """`walled`, beside a coordinate that moves with e^(first), as intercepts beside zeros do."""
-    moved = z[:, 1] - np.expm1(z[:, 0]) + z[:, 0]
-    return walled(np.c_[z[:, 0], moved, z[:, 2]])
-
-
-def test_other_coordinates_follow_a_bent_ridge():
-    straight = skewed_axes(bent, np.zeros(3), anchor_of(np.eye(3)))
-    ridges = curved_ridges(bent, np.zeros(3), straight)
-    assert curved_ridges(bent, np.zeros(3), ridges) is None
-    u = np.random.default_rng(1).standard_normal((4_000, 3))
-
-    def weighted(curves):
-        z, log_volume = along_curves(u, curves)
-        log = bent(z) + log_volume + np.sum(u**2, axis=1) / 2
-        weight = np.exp(log - log.max())
-        weight /= weight.sum()
-        return weight @ z[:, 1], 1 / np.sum(weight**2) / len(weight)
-
-    mean, share = weighted(ridges)
-    s = np.linspace(-20, 1, 20_001)
-    at = np.exp(walled(np.c_[s, 0 * s]))
-    exact = np.average(np.expm1(s) - s, weights=at)
-    assert share > 0.95
-    assert abs(mean - exact) < 4 * 2.5 / np.sqrt(4_000 * share)  # its sd is below 2.5
-    assert weighted(straight)[1] < 0.7
 
 
 def test_collinear_columns_do_not_hide_the_wall_of_a_level():
@@ -180,11 +152,11 @@ def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_used(rows):
 
 
 @pytest.mark.slow
-def test_zeros_that_need_no_inflation_take_draws_along_the_ridge():
+def test_a_share_of_zeros_near_0_is_drawn_before_all_else():
     """The share of zeros beyond Poisson's runs to 0, and the intercept makes up for it."""
     counts = np.random.default_rng(1).poisson(1.6, 2_000)
     post = mo.fit("y ~ 1", {"y": counts}, family="zero-inflated-poisson", draws=2_000, **RUN)
-    assert post.settings["method"] == "laplace"
+    assert post.tuning["skewed coefficients"] == 1
     assert post.warnings == []
     a, u = np.linspace(0.2, 0.8, 401)[:, None], np.linspace(-18, 0, 1_801)[None]
     zeros, total = np.sum(counts == 0), counts.sum()

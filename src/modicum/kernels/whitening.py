@@ -12,10 +12,6 @@ orthonormal axes along which the posterior is far from normal,
 
 where g_k = F_k^{-1}(Phi) maps quantiles of the standard normal distribution to quantiles of the
 posterior along the k-th axis. In z the posterior is close to standard normal along every axis.
-
-The ridge of the posterior may bend away from such an axis, as where an intercept makes up for a
-share of zeros near 0. Then D((Q'z)_k) is added, which moves all that is orthogonal to the axis and
-to those before it, and leaves the volume as it is.
 """
 
 from __future__ import annotations
@@ -42,7 +38,6 @@ class Curves(NamedTuple):
 
     axes: jax.Array  # Q, (d, k): orthonormal columns
     pieces: jax.Array  # (k, NODES - 1, 4): coefficients, highest power first
-    ridges: jax.Array | None = None  # (k, NODES - 1, 4, d): D alike, constant beyond the last nodes
 
 
 def along_curves(u: jax.Array, curves: Curves) -> tuple[jax.Array, jax.Array]:
@@ -60,10 +55,6 @@ def along_curves(u: jax.Array, curves: Curves) -> tuple[jax.Array, jax.Array]:
     slope = (3 * a * x + 2 * b) * x + c
     g = ((a * x + b) * x + c) * x + e + slope * (w - inside)
     z = u + (g - w) @ curves.axes.T
-    if curves.ridges is not None:
-        powers = xp.stack([x**3, x**2, x, xp.ones_like(x)], axis=-1)
-        bends = curves.ridges[np.arange(curves.ridges.shape[0]), piece]
-        z = z + xp.einsum("...ki,...kid->...d", powers, bends)
     return z, xp.sum(xp.log(xp.maximum(slope, LEAST)), axis=-1)
 
 

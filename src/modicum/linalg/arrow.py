@@ -279,11 +279,12 @@ class ArrowMatrix(Arrow):
         return ArrowMatrix(self.big, self.border, *parts)
 
     def __matmul__(self, vector: Array) -> Array:
-        """Multiply by a flat vector."""
+        """Multiply by a flat vector, or by several in columns."""
         own, rest = vector[self.big], vector[self.border]
-        cross = _as_matrix(self.cross)
-        above = (self.blocks @ own[..., None])[..., 0] + (cross @ rest).reshape(own.shape)
-        return self.flat(above, own.reshape(-1) @ cross + self.corner @ rest)
+        cross, columns = _as_matrix(self.cross), own if vector.ndim > 1 else own[..., None]
+        above = (self.blocks @ columns).reshape(own.shape) + (cross @ rest).reshape(own.shape)
+        flat = own.reshape(self.big.size, *vector.shape[1:])
+        return self.flat(above, cross.T @ flat + self.corner @ rest)
 
     def scaled(self, times: np.ndarray) -> ArrowMatrix:
         """Multiply the lines and the columns by numbers, in the order of the flat vector."""

@@ -66,11 +66,11 @@ from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, c
 from modicum.methods.pilot.pilot_residuals import values_of_groups
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import (
-    curved_ridges,
     curves_on_all_rows,
     explain_curves,
     may_be_curved,
     skewed_axes,
+    skewed_places,
 )
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
@@ -218,6 +218,7 @@ NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is
 STILL = 0.01  # standard error that a pool of automatic size aims at
 FIRST_POOL = 500  # rows that may show that so few suffice
 LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size otherwise
+MOST_FOLLOWED = 1_000_000  # rows of which some dozen passes take no longer than a chain
 TRIAL = 4_096  # most draws on which the verdict rests
 FEWEST = 1_000  # fewest draws
 TIMES = 3  # that scales are drawn, at most: each time from kernels about the draws before
@@ -274,14 +275,6 @@ class DensityDraws(NamedTuple):
     nested: Nested | None = None  # scales, and coefficients given these
 
 
-def _bent(u: np.ndarray, curves: Curves | None) -> tuple[np.ndarray, np.ndarray | float]:
-    """Move points, counted from the mode, along curves; return the log of the volume there too."""
-    if curves is None:
-        return u, 0.0
-    bent, log_volume = along_curves(as_either(u), curves)
-    return np.asarray(bent), np.asarray(log_volume)
-
-
 class NormalDensity(NamedTuple):
     """The normal approximation at the mode, or along curves the quantiles of the posterior.
 
@@ -309,11 +302,13 @@ class NormalDensity(NamedTuple):
         """Draw standard normal numbers, and bend them."""
         u = rng.standard_normal((*shape, len(self.centre)))
         log_density = -np.sum(u**2, axis=2) / 2
-        bent, log_volume = _bent(u, self.curves)
-        return DensityDraws(self.centre + bent, log_density - log_volume)
+        if self.curves is None:
+            return DensityDraws(self.centre + u, log_density)
+        bent, log_volume = along_curves(as_either(u), self.curves)
+        return DensityDraws(self.centre + np.asarray(bent), log_density - np.asarray(log_volume))
 
     def sharpened(self, best: Proposals, better: Better) -> Proposals:
-        """Follow the posterior's quantiles along skewed axes, and then its ridges there."""
+        """Follow the posterior's quantiles along skewed axes, or skewed coefficients."""
         assert best.pool is not None
         task, log_posterior = best.task, best.pool.log_posterior
         if not may_be_curved(task, self.where):
@@ -321,12 +316,13 @@ class NormalDensity(NamedTuple):
         curves = skewed_axes(log_posterior, self.centre, self.where, best.pool.whitened)
         if not task.grouped:
             task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
-        while curves is not None:
+        if curves is not None:
             best = better(best, self._replace(curves=curves))
-            if best.suffices or task.grouped:  # the mode of scales is no guide to a ridge
-                break
-            curves = curved_ridges(log_posterior, self.centre, curves)
-        return best
+        if curves is None or best.suffices:
+            return best
+        plain = Pooled.of(task.target, self.where)
+        bent = _following(best, plain, np.zeros(0), np.arange(task.target.size))
+        return best if bent is None else better(best, bent)
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are good enough with room to spare.
@@ -357,16 +353,14 @@ class NormalDensity(NamedTuple):
 class NestedDensity(NamedTuple):
     """Scales of pooled terms from their marginal, and coefficients given the scales.
 
-    Coefficients whose posterior is skewed whatever the scales are, as that of an overdispersion
-    near zero, are then moved along `curves` about `centre`.
+    Coefficients in which the likelihood is far from a quadratic, as in an overdispersion, are drawn
+    with the scales; there may be no others.
     """
 
     pooled: Pooled
     scales: ScaleDensity
     where: Coordinates
     notes: list[ModicumWarning]
-    centre: np.ndarray | float = 0.0
-    curves: Curves | None = None
     middle: np.ndarray | None = None  # not known
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, int]) -> DensityDraws:
@@ -379,10 +373,8 @@ class NestedDensity(NamedTuple):
                 "method='laplace' cannot draw them; use method='nuts', or priors that are not flat."
             ) from fault
         if self.pooled.constant is None:
-            z = self.where.whiten(drawn.t)
-            bent, log_volume = _bent(z - self.centre, self.curves)
-            log_density = drawn.log_proposal + drawn.log_given - log_volume
-            return DensityDraws(self.centre + bent, log_density, nested=drawn)
+            log_density = drawn.log_proposal + drawn.log_given
+            return DensityDraws(self.where.whiten(drawn.t), log_density, nested=drawn)
         rest = drawn.log_given + self.pooled.constant  # `where` are the parameters as they are
         return DensityDraws(drawn.t, drawn.log_proposal, drawn.log_marginal, rest)
 
@@ -392,7 +384,7 @@ class NestedDensity(NamedTuple):
         share, best = -1.0, None
         for _ in range(TIMES):
             drawn = nested_draws(self.pooled, scales, rng, shape)
-            h = drawn.t[..., len(self.pooled.pull) :].reshape(drawn.log_marginal.size, -1)
+            h = self.pooled.scales_of(drawn.t.reshape(drawn.log_marginal.size, -1))
             # several draws may share their scales, and are one draw of these
             once = np.sort(np.unique(h[:, 0], return_index=True)[1])
             log_ratio = (drawn.log_marginal - drawn.log_proposal).ravel()[once]
@@ -406,19 +398,12 @@ class NestedDensity(NamedTuple):
         return best
 
     def sharpened(self, first: Proposals, better: Better) -> Proposals:
-        """Follow the log-likelihood on average over draws; then skewed axes apart from effects."""
-        best, pool, target = self._averaged(first, better), first.pool, first.task.target
-        assert pool is not None
-        anchor = pool.about.anchor
-        if best.suffices or not may_be_curved(first.task, anchor):
-            return best
-        apart = not_pooled(target, target.likelihood.size)
-        curves = skewed_axes(pool.log_posterior, pool.about.centre, anchor, places=apart)
-        if curves is None:
-            return best
-        curved = self._replace(curves=curves)
-        drawn = curved._averaged(better(first, curved), better)
-        return max(best, drawn, key=lambda one: (one.suffices, one.verdict.share))
+        """Follow skewed coefficients; then the log-likelihood on average over draws."""
+        apart = not_pooled(first.task.target, len(self.pooled.pull))
+        bent = _following(first, self.pooled, self.scales.mode, apart)
+        best = first if bent is None else better(first, bent)
+        own = self if bent is None or best is first else bent
+        return own._averaged(best, better)
 
     def _averaged(self, own: Proposals, better: Better, passes: int = PASSES) -> Proposals:
         """Follow the log-likelihood on average over draws, not at its mode, while that helps."""
@@ -440,18 +425,24 @@ class NestedDensity(NamedTuple):
         hardly any weight there: a large share of effective draws is room enough.
         """
         limit = FAR if verdict.share > MOST else ENOUGH
+        if not self.pooled.terms:  # as for normal draws along skewed axes
+            limit = ENOUGH if verdict.share > MOST else ROOM
         return verdict.tail < limit and verdict.noise < STILL and verdict.share > LEAST
 
     @property
     def description(self) -> str:
         """What the draws are."""
-        return "weighted draws, normal given the scales of pooled terms"
+        given = "the scales of pooled terms" if self.pooled.terms else "skewed coefficients"
+        return f"weighted draws, normal given {given}"
 
     @property
     def tuning(self) -> Tuning:
-        """How many scales there are."""
-        scales = len(self.scales.mode)
-        return {"scales": f"{scales} drawn from their marginal, coefficients given these"}
+        """How many scales there are, and coefficients that are drawn with them."""
+        number, followed = len(self.scales.mode) - self.pooled.followed, self.pooled.followed
+        tuning: Tuning = {"skewed coefficients": followed} if followed else {}
+        if number:
+            tuning["scales"] = f"{number} drawn from their marginal, coefficients given these"
+        return tuning
 
 
 Density: TypeAlias = NormalDensity | NestedDensity
@@ -699,7 +690,22 @@ def nested_density(about: AnchoredProxy) -> NestedDensity | None:
         return None
     pooled = Pooled.of(about.task.target, about.anchor)
     scales, anchor = ScaleDensity.of(pooled), about.anchor
-    return NestedDensity(pooled, scales, anchor, anchor.notes, about.centre)
+    return NestedDensity(pooled, scales, anchor, anchor.notes)
+
+
+def _following(
+    best: Proposals, pooled: Pooled, mode: np.ndarray, places: np.ndarray
+) -> NestedDensity | None:
+    """Let quadratics follow those of some coefficients in which the posterior is skewed."""
+    assert best.pool is not None
+    about, anchor = best.pool.about, best.pool.about.anchor
+    if len(best.task.rows.members) > MOST_FOLLOWED or not may_be_curved(best.task, anchor):
+        return None
+    skewed = skewed_places(best.pool.log_posterior, about.centre, anchor, places)
+    bent = pooled.bent(about.task.sums, anchor, mode, skewed)
+    if bent is None:
+        return None
+    return NestedDensity(bent, ScaleDensity.of(bent), anchor, anchor.notes)
 
 
 def _independence_sampler(

@@ -24,6 +24,12 @@ densities, c given h, and the draw is weighted like any proposal. If p~ has anot
 any of several smooths may explain the same wiggles, the weights of such draws under p~ tell where
 it has its mass, and h is drawn again, from kernels about them.
 
+In some coefficients the likelihood is far from a quadratic: in an overdispersion, a share of zeros,
+the scale of integrated effects, the coefficient of a level without events. These few are drawn with
+the scales. Along each of their principal axes the mode of all others is followed, the likelihood is
+expanded there, and a spline gives its value, slope and curvature anywhere: c0, a and B are then
+functions of h.
+
 Where groups are thin, effects are skewed given h, and their mode is far from their mean. The
 log-weights of some draws tell by how much: on average over c, their slopes and curvatures are those
 of the log-likelihood less those of the quadratic. Added to a and B, they make the normal density
@@ -33,7 +39,7 @@ that is closest to the posterior, in place of the one at its mode.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, gamma, pi, sqrt
@@ -47,13 +53,17 @@ from modicum.linalg.arrow import ArrowCholesky, ArrowLayout, ArrowMatrix, Symmet
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.exact import Effects
-from modicum.passes import Anchor
+from modicum.passes import Anchor, Sums
 from modicum.passes.curvature import folded_prior
-from modicum.runtime import in_threads
+from modicum.runtime import in_threads, one_blas_thread
 
 THREADS = os.cpu_count() or 1
 AT_ONCE = 1 << 20  # entries between effects and border that are held at a time
 DEAR = 2e7  # multiplications of one factor above which several draws share their scales
+MOST_BENT = 6  # coefficients that quadratics follow
+APART, MOST_PLACES, FEWEST_PLACES = 0.75, 12, 5  # places along an axis, and their distance in sds
+LOW = 12.0  # fall of the log-density after which an axis is followed no further
+REPEATS, NEAR_MODE = 4, 1e-3  # Newton steps to the mode of the others; rise that is negligible
 FAINT = 1e-9  # relative to the diagonal, information that is rounding error
 SHARED = 200  # scales that are drawn then
 CLIPPED, DRAWS_EACH = 0.01, 4  # share of draws in each tail that counts less; draws per number
@@ -108,7 +118,8 @@ class Elimination:
 class Given(NamedTuple):
     """Normal distributions of the coefficients given some scales, with P = R R' for each."""
 
-    share: np.ndarray  # 1 / s^2, (scales,)
+    times: np.ndarray  # by which lines and columns of B are multiplied, (scales, coefficients)
+    pull: np.ndarray  # a + B c0, (scales, coefficients)
     inverse: np.ndarray  # inverse of R's blocks, (scales, levels, effects, effects)
     lower: np.ndarray  # R's corner, (scales, border, border)
     rest: np.ndarray  # the border of R^-1 a, (scales, border)
@@ -119,6 +130,70 @@ class Given(NamedTuple):
         """Half the log determinants of P."""
         of_blocks = -np.log(np.diagonal(self.inverse, axis1=2, axis2=3)).sum(axis=(1, 2))
         return np.asarray(of_blocks + np.log(np.diagonal(self.lower, axis1=1, axis2=2)).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class Bends:
+    """Quadratics of the log-likelihood that follow a few coefficients, drawn with the scales.
+
+    Along each of some axes the mode of all other coefficients, given these few, was followed, and
+    the log-likelihood expanded there. Between places a cubic spline interpolates, and what the axes
+    change is added up.
+
+    Attributes
+    ----------
+    places
+        Which of the coefficients.
+    centre, axes
+        These at the mode, and axes, in columns.
+    along
+        For each axis places, one of them 0, and what is interpolated: the value, the slope, half
+        the logarithm of the curvatures relative to those of B, and the point.
+    """
+
+    places: np.ndarray
+    centre: np.ndarray
+    axes: np.ndarray
+    along: tuple[tuple[np.ndarray, np.ndarray], ...]
+
+    @cached_property
+    def _splines(self) -> list[Callable[..., np.ndarray]]:
+        from scipy.interpolate import CubicSpline  # few runs need it
+
+        return [CubicSpline(*table, bc_type="natural") for table in self.along]
+
+    def quadratics(
+        self, h: np.ndarray, information: ArrowMatrix
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The numbers that B is multiplied by, a + B c0, and a constant, at each of some places."""
+        base = found = self._splines[0](np.zeros(1))
+        away = np.linalg.solve(self.axes, (h - self.centre).T)
+        for s, (places, _), spline in zip(away, self.along, self._splines, strict=True):
+            inside = np.clip(s, places[0], places[-1])
+            values = spline(inside)
+            values[:, 0] += (s - inside) * spline(inside, 1)[:, 0]
+            found = found + values - base
+        value, (slope, log_times, point) = found[:, 0], np.split(found[:, 1:], 3, axis=1)
+        times = np.exp(log_times)
+        curved = times * (information @ (times * point).T).T
+        return times, slope + curved, value - np.sum(point * (slope + curved / 2), axis=1)
+
+    def changed(
+        self, information: ArrowMatrix, slope: np.ndarray, middle: np.ndarray, times: np.ndarray
+    ) -> Bends:
+        """Add a linear function that vanishes at `middle`, and multiply lines and columns of B."""
+
+        def change(line: np.ndarray) -> np.ndarray:
+            value, (old, log_times, point) = line[0], np.split(line[1:], 3)
+            stretch, away = np.exp(log_times), point - middle
+            more = information.scaled(stretch * times) @ away - information.scaled(stretch) @ away
+            value = value + away @ (slope - more / 2)
+            return np.r_[value, old + slope - more, log_times + np.log(times), point]
+
+        return replace(
+            self,
+            along=tuple((at, np.apply_along_axis(change, 1, table)) for at, table in self.along),
+        )
 
 
 @dataclass(frozen=True)
@@ -143,6 +218,8 @@ class Pooled:
     constant
         What the log-posterior has besides log p~(h) and the density of c given h; None if the
         quadratic is an approximation.
+    bends
+        How the quadratic changes with some coefficients, which are the last of h then.
     """
 
     information: ArrowMatrix
@@ -155,27 +232,55 @@ class Pooled:
     spread: np.ndarray
     noise: Noise | None = None
     constant: float | None = None
+    bends: Bends | None = None
 
     @classmethod
     def of(cls, target: Target, anchor: Anchor) -> Pooled:
         """Expand about the anchor of a target with pooled scales."""
         pooled, size = target.pooled_terms, target.likelihood.size
-        assert target.exact_prior is not None
-        _, slope, curved = folded_prior(target, anchor.point, smooth=True)
-        gradient = anchor.A + slope
-        hessian = in_layout(anchor.dense_hessian + np.asarray(curved), target.arrow_of_effects)
-        variance = hessian.diagonal_like(anchor.sd**2)
-        for term in target.exact_prior.terms:
-            if term.smooth or term.pooled:
-                continue
-            for where, mean, weight in term.normal_approximations(anchor.point, variance, False):
-                gradient[where] -= weight * (anchor.point[where] - mean)
-                hessian.add_normal(where, -weight)
-        information = _concave((-hessian).leading(size))
+        sums = anchor.C, anchor.A, anchor.dense_hessian
+        _, gradient, dense = _with_priors(target, anchor, anchor.point, *sums)
+        information = _concave(in_layout(dense, target.arrow_of_effects).leading(size))
         pull = np.asarray(gradient[:size] + information @ anchor.point[:size])
         width = len(information.border)
         none, origin = (np.zeros((width, width)), np.zeros(width)), np.zeros(size)
         return cls(information, pull, *none, origin, pooled, anchor.point[size:], anchor.sd[size:])
+
+    def bent(
+        self, sums: Sums, anchor: Anchor, h: np.ndarray, skewed: Sequence[int]
+    ) -> Pooled | None:
+        """Let the quadratic follow those coefficients in which the likelihood is far from one.
+
+        They are those on a bounded scale, as an overdispersion, the scales of integrated effects,
+        and of `skewed` ones as many as there is room for. `h` are likely scales. None if there are
+        no such coefficients, or if these are followed already.
+        """
+        target, size = sums.target, len(self.pull)
+        names = [*target.model.row_model.expansions(), "group_log_sd", "group_partial"]
+        own = [k for name in names for k in target.likelihood.places.get(name, ())]
+        own += [k for k in skewed if k not in own]
+        places = np.array(own[:MOST_BENT], int)
+        if len(places) <= self.followed:
+            return None
+        prior = ArrowMatrix.of(np.zeros((size, size)))
+        for term, inverse in zip(self.terms, self._prior(h[None])[1], strict=True):
+            prior.add_normal(self._lines(term), inverse[0])
+        with one_blas_thread.for_small(size):
+            road = _Road(sums, anchor, np.asarray(prior.corner), places)
+            first, factor = road.stop(anchor.point[:size]), anchor.dense_factor[places]
+            values, vectors = np.linalg.eigh(factor @ factor.T)
+            axes = vectors * np.sqrt(values)
+            along = tuple(road.along(axis, first) for axis in axes.T)
+        if min(len(at) for at, _ in along) < FEWEST_PLACES:
+            return None
+        dense = np.pad(first.curved, (0, target.size - size))
+        return replace(
+            self,
+            information=_concave(in_layout(dense, target.arrow_of_effects).leading(size)),
+            start=np.concatenate([h[: len(anchor.point) - size], anchor.point[places]]),
+            spread=np.concatenate([anchor.sd[size:], anchor.sd[places]]),
+            bends=Bends(places, anchor.point[places], axes, along),
+        )
 
     def averaged(self, drawn: Nested, log_ratio: np.ndarray) -> Pooled | None:
         """Return the quadratic that follows the log-likelihood on average over draws, not at c*.
@@ -205,9 +310,19 @@ class Pooled:
         # that the information stays positive semi-definite, and has the same zeros
         diagonal = np.maximum(self.information.diagonal(), np.finfo(np.float64).tiny)
         times = np.sqrt(np.clip(1 - bend / diagonal, 1 / STEEPER, STEEPER))
-        information, away = self.information.scaled(times), mean[:size] - self.origin
-        pull = self.pull + slope - self.information @ away + information @ away
+        middle = mean[:size] - self.origin
+        if self.bends is not None:
+            places = self.bends.places
+            slope[places], middle[places], times[places] = 0.0, 0.0, 1.0
+            return replace(self, bends=self.bends.changed(self.information, slope, middle, times))
+        information = self.information.scaled(times)
+        pull = self.pull + slope - self.information @ middle + information @ middle
         return replace(self, information=information, pull=pull)
+
+    @property
+    def followed(self) -> int:
+        """Number of coefficients that are drawn with the scales."""
+        return 0 if self.bends is None else len(self.bends.places)
 
     @cached_property
     def work(self) -> float:
@@ -229,10 +344,11 @@ class Pooled:
 
     def given(self, h: np.ndarray) -> Given:
         """Condition on each of some scales, (number, scales)."""
-        matrix, share = self.information, self._share(h)
+        matrix, (times, pull, constant) = self.information, self._quadratics(h)
         log_marginal, priors = self._prior(h)
-        blocks = share[:, None, None, None] * matrix.blocks
-        corner = share[:, None, None] * np.asarray(matrix.corner)
+        own_times, rest_times = times[:, matrix.big], times[:, matrix.border]
+        blocks = own_times[..., None] * matrix.blocks * own_times[..., None, :]
+        corner = rest_times[:, :, None] * np.asarray(matrix.corner) * rest_times[:, None]
         corner += self.common
         for term, inverse in zip(self.terms, priors, strict=True):
             lines = self._lines(term)
@@ -243,15 +359,28 @@ class Pooled:
                 at = np.searchsorted(matrix.border, lines)
                 corner[:, at[:, None], at] += inverse[..., None]
         inverse = np.linalg.inv(np.linalg.cholesky(blocks))
-        own = (inverse @ (share[:, None, None] * self.pull[matrix.big])[..., None])[..., 0]
-        solved = (inverse.swapaxes(2, 3) @ own[..., None]).reshape(len(h), -1)  # D^-1 a
-        corner -= self._eliminated(share, inverse, priors)
+        own = (inverse @ pull[:, matrix.big][..., None])[..., 0]
+        solved = own_times * (inverse.swapaxes(2, 3) @ own[..., None])[..., 0]  # D^-1 a
+        corner -= self._eliminated(times, inverse, priors)
         lower = np.linalg.cholesky(corner)
-        right = share[:, None] * (self.pull[matrix.border] - solved @ self._cross)
+        right = pull[:, matrix.border] - rest_times * (solved.reshape(len(h), -1) @ self._cross)
         rest = _solve_lower(lower, (right + self.common_pull)[..., None])[..., 0]
-        log_marginal += (np.sum(own**2, axis=(1, 2)) + np.sum(rest**2, axis=1)) / 2
-        given = Given(share, inverse, lower, rest, log_marginal)
+        log_marginal += constant + (np.sum(own**2, axis=(1, 2)) + np.sum(rest**2, axis=1)) / 2
+        given = Given(times, pull, inverse, lower, rest, log_marginal)
         return given._replace(log_marginal=log_marginal - given.half_log_det)
+
+    def _quadratics(self, h: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | float]:
+        """The numbers that B is multiplied by, a + B c0, and a constant, for each h."""
+        if self.bends is not None:
+            return self.bends.quadratics(h[:, -self.followed :], self.information)
+        share = self._share(h)[:, None]
+        times = np.broadcast_to(np.sqrt(share), (len(h), len(self.pull)))
+        return times, share * self.pull, 0.0
+
+    def scales_of(self, t: np.ndarray) -> np.ndarray:
+        """The scales among parameters (number, d), and the coefficients drawn with them."""
+        places = np.arange(0) if self.bends is None else self.bends.places
+        return np.concatenate([t[:, len(self.pull) :], t[:, places]], axis=1)
 
     def _share(self, h: np.ndarray) -> np.ndarray:
         return np.ones(len(h)) if self.noise is None else np.exp(-2 * h[:, 0])
@@ -277,14 +406,16 @@ class Pooled:
         return logs, priors
 
     def _eliminated(
-        self, share: np.ndarray, inverse: np.ndarray, priors: list[np.ndarray]
+        self, times: np.ndarray, inverse: np.ndarray, priors: list[np.ndarray]
     ) -> np.ndarray:
         """C D^-1 C' of P, for each h."""
         if self._elimination is None:
-            half = (inverse @ np.asarray(self.information.cross)).reshape(
-                len(share), -1 if self._cross.size else 0, self._cross.shape[1]
-            )
-            return np.asarray(share[:, None, None] ** 2 * (half.swapaxes(1, 2) @ half))
+            matrix = self.information
+            half = (inverse * times[:, matrix.big][..., None, :]) @ np.asarray(matrix.cross)
+            half = half.reshape(len(times), self._cross.shape[0], self._cross.shape[1])
+            at = times[:, matrix.border]
+            return np.asarray(at[:, :, None] * (half.swapaxes(1, 2) @ half) * at[:, None])
+        share = times[:, 0] ** 2
         eliminated = self._elimination(np.log(priors[self._largest][:, 0, 0] / share))
         eliminated *= share[:, None, None]
         return eliminated
@@ -299,7 +430,7 @@ class Pooled:
     def _elimination(self) -> Elimination | None:
         """The interpolation in log rho; None where it would not pay, or has more arguments."""
         matrix = self.information
-        if not self.is_dear or matrix.big.shape[1] > 1 or matrix.levels < POINTS:
+        if not self.is_dear or matrix.big.shape[1] > 1 or matrix.levels < POINTS or self.bends:
             return None
         share, (_, priors) = self._share(self.start[None]), self._prior(self.start[None])
         centre = float(np.log(priors[self._largest][0, 0, 0] / share[0]))
@@ -344,17 +475,106 @@ class Pooled:
         log-densities but for a constant, and log p~ of the scales.
         """
         matrix, given = self.information, self.given(h)
+        if self.bends is not None:
+            u[..., self.bends.places] = 0.0  # these are known
         shape, c = (*u.shape[:2], *matrix.big.shape), np.empty_like(u)
         at = given.rest[:, None] + u[..., matrix.border]
         border = _solve_lower(given.lower, at.swapaxes(1, 2), transposed=True).swapaxes(1, 2)
         c[..., matrix.border] = border
-        across = (border.reshape(-1, border.shape[2]) @ self._cross.T).reshape(shape)
-        left = given.share[:, None, None, None] * (self.pull[matrix.big] - across)
+        at_border = (given.times[:, None, matrix.border] * border).reshape(-1, border.shape[2])
+        across = given.times[:, None, matrix.big] * (at_border @ self._cross.T).reshape(shape)
+        left = given.pull[:, None, matrix.big] - across
         inverse = given.inverse[:, None]
         own = (inverse @ left[..., None])[..., 0] + u[..., matrix.big]
         c[..., matrix.big] = (inverse.swapaxes(3, 4) @ own[..., None])[..., 0]
         log_density = given.half_log_det[:, None] - np.sum(u**2, axis=2) / 2
+        if self.bends is not None:
+            c[..., self.bends.places] = h[:, None, -self.followed :]
         return self.origin + c, log_density, given.log_marginal
+
+
+def _with_priors(
+    target: Target, anchor: Anchor, point: np.ndarray, C: float, A: np.ndarray, B: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Add priors of coefficients that are not pooled to sums at a point; return -B, not B.
+
+    Priors that are neither quadratic nor smooth are approximated at the anchor.
+    """
+    value, slope, curved = folded_prior(target, point, smooth=True)
+    value, gradient, precision = C + value, A + slope, ArrowMatrix.of(-(B + np.asarray(curved)))
+    at, variance = anchor.point, ArrowMatrix.of(np.diag(anchor.sd**2))
+    for term in () if target.exact_prior is None else target.exact_prior.terms:
+        if term.smooth or term.pooled:
+            continue
+        for where, mean, weight in term.normal_approximations(at, variance, False):
+            away = point[where] - mean
+            pulled = weight * away if weight.ndim == 1 else weight @ away
+            value, gradient[where] = value - away @ pulled / 2, gradient[where] - pulled
+            precision.add_normal(where, weight)
+    return value, gradient, np.asarray(precision.corner)
+
+
+class _Stop(NamedTuple):
+    """The likelihood near the mode of all coefficients given a few."""
+
+    line: np.ndarray  # value, slope, half the logarithms of the curvatures, and the point
+    curved: np.ndarray
+    log_density: float  # of the few
+    mode: np.ndarray
+
+
+class _Road(NamedTuple):
+    """The mode of all other coefficients, given a few."""
+
+    sums: Sums
+    anchor: Anchor
+    prior: np.ndarray  # precision of pooled coefficients
+    places: np.ndarray
+
+    def stop(self, point: np.ndarray) -> _Stop:
+        """Expand at the mode, or close to it, from a point nearby."""
+        size, places, target = len(point), self.places, self.sums.target
+        for _ in range(REPEATS):
+            t = np.concatenate([point, self.anchor.point[size:]])
+            sums = self.sums.hessian(t, "mode")
+            value, slope, curved = _with_priors(target, self.anchor, t, *sums)
+            slope, curved = slope[:size], curved[:size, :size]
+            curved[places] = curved[:, places] = slope[places] = 0.0
+            curved[places, places] = 1.0
+            pulled = self.prior @ point
+            factored = ArrowCholesky.mending(ArrowMatrix.of(curved + self.prior))
+            step = factored.solve(slope - pulled)
+            rise = float(step @ (slope - pulled)) / 2
+            log_density = value - point @ pulled / 2 + rise - factored.half_log_det
+            log_times = np.log(np.maximum(np.diag(curved), np.finfo(np.float64).tiny)) / 2
+            line, point = np.r_[value, slope, log_times, point], point + step
+            if not rise > NEAR_MODE:
+                break
+        line[places - size] = 0.0
+        return _Stop(line, curved, log_density, point)
+
+    def along(self, axis: np.ndarray, first: _Stop) -> tuple[np.ndarray, np.ndarray]:
+        """Follow the mode to both sides until the density is low; return what `Bends` holds."""
+        path, size = {0.0: first}, len(first.mode)
+        for side in (-APART, APART):
+            last, before, top = first, first.mode, first.log_density
+            for number in range(1, MOST_PLACES + 1):
+                point = 2 * last.mode - before
+                point[self.places] = self.anchor.point[self.places] + number * side * axis
+                stop = self.stop(point)
+                if not np.isfinite(stop.log_density):
+                    break
+                path[number * side], before, last = stop, last.mode, stop
+                top = max(top, stop.log_density)
+                if stop.log_density < top - LOW:
+                    break
+        lines, times = (
+            np.array([path[at].line for at in sorted(path)]),
+            slice(1 + size, 1 + 2 * size),
+        )
+        most = np.log(STEEPER) / 2
+        lines[:, times] = np.clip(lines[:, times] - first.line[times], -most, most)
+        return np.array(sorted(path)), lines
 
 
 def _solve_lower(lower: np.ndarray, right: np.ndarray, transposed: bool = False) -> np.ndarray:
@@ -644,8 +864,9 @@ def nested_draws(
     times = ceil(length * chains / SHARED) if pooled.is_dear else 1  # draws that share scales
     groups, first = ceil(length / times), len(pooled.pull)
     h, of_scales = density.draw(rng, groups * chains)
-    t = np.empty((groups, times, chains, first + h.shape[1]))
-    t[..., first:] = h.reshape(groups, 1, chains, -1)
+    scales = h.shape[1] - pooled.followed
+    t = np.empty((groups, times, chains, first + scales))
+    t[..., first:] = h[:, :scales].reshape(groups, 1, chains, -1)
     logs = np.empty((3, groups, times, chains))
     logs[0] = of_scales.reshape(groups, 1, chains)
     together = pooled.together(times)

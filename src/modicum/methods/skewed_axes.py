@@ -11,16 +11,11 @@ An axis is skewed if the log-posterior two standard deviations away differs from
 distribution. The posterior along it is then computed on a grid, by density evaluations alone. The
 resulting curves (`modicum.kernels.whitening`) serve as coordinates for NUTS and HMC, and as
 proposals for weighted draws.
-
-If such proposals are poor, the mode of all other coordinates given a place on an axis may leave the
-straight line: it is followed by Newton's method, with differences for slopes and curvatures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -47,11 +42,6 @@ STEEP = 5.0  # fall of the log-posterior between neighbouring places that marks 
 DOUBLINGS = 9  # of half a standard deviation, until the log-posterior is that low
 GRID, COARSE = 129, 41  # points of the grid: for proposals, and for coordinates alone
 FINE = 2_001  # points of the interpolated density
-FOLLOWED = np.linspace(-4.0, 4.0, 17)  # where a ridge is found, in normal quantiles
-FOLLOWS = 3  # sweeps of Newton's method along a ridge
-NEAR = 0.7  # distance of differences there, in standard deviations
-BENT = 30_000  # most density evaluations for ridges
-EVERY = slice(None)
 
 
 def skewed_axes(
@@ -61,7 +51,6 @@ def skewed_axes(
     rows: np.ndarray | None = None,
     grid: int = GRID,
     finer_at_walls: bool = False,
-    places: np.ndarray | slice = EVERY,
 ) -> Curves | None:
     """Return the axes along which a posterior is skewed, with its quantiles; None if none is.
 
@@ -80,10 +69,8 @@ def skewed_axes(
     finer_at_walls
         Whether half of them lie, the second time, where the log-posterior falls steeply. Otherwise
         a curve has a wall up to a step too early or late for chains that move along it.
-    places
-        Parameters in whose directions axes are looked for.
     """
-    axes = _axes(log_posterior, centre, _candidates(anchor, rows, places))
+    axes = _axes(log_posterior, centre, _candidates(anchor, rows))
     if axes is None:
         return None
     count = axes.shape[1]
@@ -105,79 +92,15 @@ def skewed_axes(
     return Curves(axes[:, with_quantiles], np.stack([_pieces(q) for q in kept]))  # type: ignore[arg-type]
 
 
-def curved_ridges(log_posterior: LogPosterior, centre: np.ndarray, curves: Curves) -> Curves | None:
-    """Let all other coordinates follow the ridge of the posterior along its skewed axes, in turn.
-
-    None if they do already, if no axis is skewed by itself, and where it would take too long.
-    """
-    axes = np.asarray(curves.axes)
-    axes = axes[:, _deviations(log_posterior, centre, axes.T) > SKEWED]
-    d, count = axes.shape
-    if curves.ridges is not None or not 0 < count * len(FOLLOWED) * FOLLOWS * (2 * d + 1) < BENT:
-        return None
-    rest = np.linalg.svd(axes)[0][:, count:]
-    pieces, ridges = np.zeros((count, NODES - 1, 4)), np.zeros((count, NODES - 1, 4, d))
-    for k in range(count):
-        ridge = _Ridge(centre, axes[:, k], np.c_[axes[:, k + 1 :], rest])
-        quantiles = _quantiles(partial(ridge.along, log_posterior), 1)[0]
-        for _ in range(FOLLOWS):
-            if quantiles is None:
-                return None
-            ridge = ridge.followed(log_posterior, quantiles)
-            quantiles = _quantiles(partial(ridge.along, log_posterior), 1)[0]
-        if quantiles is None:
-            return None
-        pieces[k], ridges[k] = _pieces(quantiles), _pieces_through(ridge.shift(quantiles))
-        middle = quantiles[NODES // 2]
-        centre = centre + middle * ridge.axis + ridge.shift(middle)
-    return Curves(axes, pieces, ridges)  # type: ignore[arg-type]
-
-
-class _Ridge(NamedTuple):
-    """The mode of some coordinates given the place on an axis, and the volume about it."""
-
-    centre: np.ndarray
-    axis: np.ndarray
-    others: np.ndarray  # orthonormal columns that move, (d, m)
-    places: np.ndarray = np.array([0.0, 1.0])
-    modes: np.ndarray = np.zeros((2, 0))  # (places, m); none: 0 everywhere
-    log_volume: np.ndarray = np.zeros(2)
-
-    def shift(self, places: np.ndarray) -> np.ndarray:
-        """Return how far all coordinates have moved at these places, (..., d)."""
-        if not self.modes.size:
-            return np.zeros((*places.shape, len(self.axis)))
-        return self._between(self.modes, places) @ self.others.T
-
-    def _between(self, values: np.ndarray, places: np.ndarray) -> np.ndarray:
-        from scipy.interpolate import PchipInterpolator
-
-        inside = np.clip(places, self.places[0], self.places[-1])
-        return np.asarray(PchipInterpolator(self.places, values)(inside))
-
-    def points(self, places: np.ndarray) -> np.ndarray:
-        """Return points of the ridge, (..., d)."""
-        return self.centre + places[..., None] * self.axis + self.shift(places)
-
-    def along(self, log_posterior: LogPosterior, places: np.ndarray) -> np.ndarray:
-        """Return the log-posterior on the ridge, times the volume about it."""
-        values = log_posterior(self.points(places).reshape(-1, len(self.axis)))
-        return values.reshape(places.shape) + self._between(self.log_volume, places)
-
-    def followed(self, log_posterior: LogPosterior, quantiles: np.ndarray) -> _Ridge:
-        """Take one step of Newton's method, by differences, at some of the quantiles."""
-        places = np.interp(FOLLOWED, FIRST + STEP * np.arange(NODES), quantiles)
-        places += 1e-9 * np.arange(len(places))
-        at, aside = self.points(places)[:, None], NEAR * self.others.T
-        points = np.concatenate([at + aside, at - aside, at], axis=1)
-        values = log_posterior(points.reshape(-1, len(self.axis))).reshape(len(places), -1)
-        up, down = np.split(values[:, :-1], 2, axis=1)
-        curvature = np.clip((2 * values[:, -1:] - up - down) / NEAR**2, 0.25, 25.0)
-        step = np.clip((up - down) / (2 * NEAR) / curvature, -5.0, 5.0)
-        modes = self.shift(places) @ self.others + np.nan_to_num(step)
-        return self._replace(
-            places=places, modes=modes, log_volume=-0.5 * np.log(curvature).sum(axis=1)
-        )
+def skewed_places(
+    log_posterior: LogPosterior, centre: np.ndarray, anchor: Anchor, places: np.ndarray
+) -> list[int]:
+    """Return those of some parameters in which the posterior is skewed, most skewed first."""
+    along = anchor.dense_factor[places]
+    along = along / np.sqrt(np.sum(along**2, axis=1, keepdims=True))
+    off = _deviations(log_posterior, centre, along)
+    order = np.argsort(-off, kind="stable")
+    return [int(k) for k in places[order][off[order] > SKEWED]]
 
 
 def may_be_curved(task: Task, anchor: Anchor) -> bool:
@@ -236,10 +159,10 @@ def explain_curves(curves: Curves | None) -> Tuning:
     return {"skewed axes": Chosen(value=curves.axes.shape[1], why=why)}
 
 
-def _candidates(anchor: Anchor, rows: np.ndarray | None, places: np.ndarray | slice) -> np.ndarray:
+def _candidates(anchor: Anchor, rows: np.ndarray | None) -> np.ndarray:
     """Return candidate unit vectors in whitened coordinates, one per row."""
     L, B = anchor.dense_factor, anchor.dense_hessian
-    along = np.concatenate([B[places] @ L, L[places]])  # L'B e_j, and L'e_j
+    along = np.concatenate([B @ L, L])  # L'B e_j, and L'e_j
     if rows is not None:
         along = np.concatenate([along, _longest(rows)])
     length = np.sqrt(np.sum(along**2, axis=1, keepdims=True))
@@ -367,10 +290,3 @@ def _pieces(quantiles: np.ndarray) -> np.ndarray:
     if not np.all(smooth(between, 1) > 0):
         smooth = PchipInterpolator(nodes, increasing)
     return np.moveaxis(smooth.c, 0, 1)
-
-
-def _pieces_through(values: np.ndarray) -> np.ndarray:
-    """Return the coefficients of curves through `values` (nodes, d) at the nodes."""
-    from scipy.interpolate import PchipInterpolator
-
-    return np.moveaxis(PchipInterpolator(FIRST + STEP * np.arange(NODES), values).c, 0, 1)
