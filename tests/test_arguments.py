@@ -48,6 +48,8 @@ def test_fit_says_what_an_argument_is_called(foreign, words):
 def test_sample_has_answers_of_its_own(foreign, words):
     # like Python's own error
     refused(TypeError, re.escape(words), mo.sample, mo.models.Logistic(), ROWS, **{foreign: 1})
+    if foreign in ("df", "priors"):  # a digest takes no chains
+        refused(TypeError, re.escape(words), mo.digest, mo.models.Logistic(), ROWS, **{foreign: 1})
 
 
 @pytest.mark.parametrize(

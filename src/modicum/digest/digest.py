@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import names_checked
 from modicum.digest import digest_file
 from modicum.digest.digestible import (
     identity_of,
@@ -534,6 +535,7 @@ def _values(form: ControlVariate[Pytree], batch: Batch, proxy: Proxy, steps: Arr
     return jax.lax.map(lambda z: form.values(cached, z, proxy), steps)
 
 
+@names_checked
 @computed_on_cpu
 def digest(
     model: BaseModel | Posterior,
