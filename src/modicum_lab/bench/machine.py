@@ -11,7 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("modicum", "jax", "jaxlib", "numpy", "scipy", "blackjax", "numpyro", "statsmodels")
+PACKAGES = (
+    *("modicum", "jax", "jaxlib", "numpy", "scipy", "blackjax", "numpyro", "statsmodels", "glum"),
+    *("pymc", "nutpie", "bambi", "gpboost", "pdmp-jax"),
+)
 
 
 def describe_machine() -> dict[str, Any]:

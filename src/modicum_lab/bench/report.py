@@ -62,7 +62,7 @@ def markdown(results: Results, pictures: Sequence[str] = ()) -> str:
     for about, run in runs.items():
         parts += [f"## Run of {when(about)}", about] if len(runs) > 1 else []
         parts += [_problem(name, run).markdown() for name in _several(run)]
-        parts += [table.markdown() for table in _scaling(run) if table.rows]
+        parts += [table.markdown() for table in _scaling(run) if len(table.rows) > 1]
     left = _left_out(results)
     if left:
         listed = "\n".join(f"- {sentence}" for sentence in left)
