@@ -218,6 +218,20 @@ def test_a_hierarchy_has_no_columns():
     assert "the prior says about" in str(note)
 
 
+def test_effects_integrated_where_no_mode_is_found_may_be_held_instead():
+    y, x = np.r_[np.full(9, -20.0), np.full(9, 20.0)], np.tile([[-1.0], [1.0]], (9, 1))
+    rows = mo.Rows(x=x, y=y, g=np.arange(18) % 3)
+    family = M.StudentT(scale=1.0, df=3.0)
+    for model in (family, M.IntegratedEffects(family, "g")):
+        sums, start = sums_of(model, model.units(rows))
+        places = sums.target.unravel(np.arange(len(start)))
+        start[places.get("group_log_sd", [])] = -3.0  # effects too small to reach either heap
+        between = mode.curvature(sums, start, "mode")
+        assert not between.concave
+        why = mode.why_no_mode(sums, between, 3, stuck=True)
+        assert ("groups='explicit'" in why) == (model.integrated_group is not None)
+
+
 def with_kinks():
     """Return a model with kinks: flat between two heaps of outcomes, with a corner at each."""
     return mo.Model(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import ConvergenceError, NoNoiseError
+from modicum.errors import ConvergenceError, NoNoiseError, argument
 from modicum.linalg.arrow import ArrowCholesky, ArrowMatrix, diagonal
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.families.real import ScaleFamily
@@ -404,8 +404,10 @@ def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
         remedy = (
             "give a tighter prior or another `init`"
             if own
-            else "give a tighter prior (prior_scale)"
+            else "give a tighter prior (prior_scale or priors)"
         )
+        if sums.target.model.integrated_group is not None:
+            remedy += f", or hold effects as parameters ({argument('groups', 'explicit')})"
         return (
             "no mode was found: where the search stopped, the log-posterior is not concave "
             f"(its Hessian is not negative definite); {remedy}."
