@@ -8,7 +8,6 @@ so is the posterior.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -187,8 +186,7 @@ def ascend(
     origin, prior = start if origin is None else origin, flat_prior(sums.target)
     settling = None if prior is None else Settling(sums.target, prior)
     damping, idle = 0.0, 0
-    # with a stand-in prior, each step factors a matrix
-    with nullcontext() if prior is None else one_blas_thread.for_small(len(start)):
+    with one_blas_thread.for_small(len(start)):  # each step factors a matrix
         at = curvature(sums, start, purpose, prior)
         if not at.finite:
             kind = EndlessError if at.log_posterior == np.inf else ConvergenceError
