@@ -31,7 +31,7 @@ from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
-from modicum.rows.formula.parsing import COUNT, OF_CLASSES
+from modicum.rows.formula.parsing import ARGUMENTS_OF, COUNT, OF_CLASSES
 from modicum.rows.reading import Missing, TableFiles, read_formula
 from modicum.run.chains import ChainCount, Parallel
 from modicum.sample import RunSettings, draw, repeatable
@@ -438,13 +438,13 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
             for key, family in FAMILIES.items()
             if extra in (*family.outcome_fields, *family.partial_fields())
         ]
-        remedy = (
-            f"use family={' or '.join(readers)}, or leave it out" if readers else "leave it out"
-        )
+        remedy = f"use family={' or '.join(readers[:4])}, or " if readers else ""
+        remedy = FIELDS_ELSEWHERE.get(extra, f"{remedy}leave it out").format(text)
+        of = (call for call, names in ARGUMENTS_OF.items() if extra.removeprefix("added_") in names)
+        call = next((f"{call}(...)" for call in of), f"the field {extra!r}")
         raise SettingError(
-            f"{name} does not read the field {extra!r} after |"
-            f"{suggestion(extra, known)}, so that it would have no effect: "
-            f"{FIELDS_ELSEWHERE.get(extra, remedy).format(text)}."
+            f"{name} does not read {call} after |{suggestion(extra, known)}, so that it would "
+            f"have no effect: {remedy}."
         )
     for extra in model.outcome_fields:
         if extra != "y" and extra not in encoding.fields:

@@ -89,7 +89,7 @@ def test_by_reads_codes_in_the_order_of_the_fit():
     ("term", "reason"),
     [
         ("s(hour, k=30)", "use k=24 or fewer"),
-        ("s(x, k=4)", "at least 5"),
+        ("s(x, k=3)", "of each variable, must be a whole number, at least 4"),
         ("s(x, k=5000)", "more than 1,000"),
         ("s(hour, bs='cc')", "upper_bound=24"),
         ("s(x, extrapolation='zero')", "extrapolation must be"),

@@ -428,7 +428,7 @@ class LinearPredictorModel(CoefficientPriors):
         parameter, dot, _ = effect.partition(".")
         if dot and parameter in self.modelled:
             return f"predictor of {parameter}"
-        step, start = 0.5, np.zeros(1 + len(self.extras))
+        step, start = 0.5, np.full(1 + len(self.extras), 0.5)  # where all families have means
         before, after = (np.asarray(self.mean(jnp.asarray(start).at[0].add(h))) for h in (0, step))
         if before.ndim or self.predictor_per_class:
             return f"predictor of {outcome}"

@@ -34,7 +34,7 @@ from modicum.rows.coding import Array, LevelArray
 State: TypeAlias = dict[str | int, Any]
 """The learned state of a transform: numbers, and lists and mappings of numbers."""
 
-FEWEST = 5  # B-splines of a smooth: two intervals
+FEWEST = 4  # B-splines of a variable: a cubic on one interval
 CHUNK = 65_536  # rows whose splines are held at a time
 SMOOTHS = ("s", "te")
 
@@ -148,7 +148,7 @@ def learn_smooth(
 def _check_size(size: object, x: Array) -> None:
     """Refuse a number of B-splines that is too small, or more than the rows can tell apart."""
     if not isinstance(size, int) or isinstance(size, bool) or size < FEWEST:
-        raise ValueError(f"k must be a whole number, at least {FEWEST}")
+        raise ValueError(f"k, of each variable, must be a whole number, at least {FEWEST}")
     distinct = len(pd.unique(x))
     if distinct < size:
         remedy = f"use k={distinct} or fewer" if distinct >= FEWEST else "use a line, or C(...)"
