@@ -20,6 +20,7 @@ from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
 from modicum.models.families import as_family, terms_by_class
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
+from modicum.models.partial_outcomes import CENSORED
 from modicum.models.priors.distributions import Monotonic, Prior
 from modicum.models.priors.resolved import columns_of
 from modicum.models.terms import INTERCEPT, SmoothTerm
@@ -442,8 +443,9 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
         remedy = FIELDS_ELSEWHERE.get(extra, f"{remedy}leave it out").format(text)
         of = (call for call, names in ARGUMENTS_OF.items() if extra.removeprefix("added_") in names)
         call = next((f"{call}(...)" for call in of), f"the field {extra!r}")
+        why = f": {model.no_tails}" if extra in CENSORED and not model.partial_fields() else ""
         raise SettingError(
-            f"{name} does not read {call} after |{suggestion(extra, known)}, so that it would "
+            f"{name} does not read {call} after |{suggestion(extra, known)}{why}, so that it would "
             f"have no effect: {remedy}."
         )
     for extra in model.outcome_fields:

@@ -181,7 +181,8 @@ POSITIVE = (np.exp, np.exp)
 SHARE = (sigmoid, lambda u: sigmoid(u) * sigmoid(-u))
 ANGLE = (lambda u: np.pi * np.tanh(u / 2), lambda u: np.pi / 2 / np.cosh(u / 2) ** 2)
 CONTINUOUS = {
-    **dict.fromkeys(("Gaussian", "StudentT", "GaussianLog", "AsymmetricLaplace"), REAL),
+    **dict.fromkeys(("Gaussian", "StudentT", "GaussianLog", "SkewNormal"), REAL),
+    "AsymmetricLaplace": REAL,
     **dict.fromkeys(("Gamma", "Lognormal", "InverseGaussian", "Exponential", "Weibull"), POSITIVE),
     **dict.fromkeys(("Loglogistic", "HurdleGamma", "HurdleLognormal", "Tweedie"), POSITIVE),
     **dict.fromkeys(("Beta", "ZeroOneInflatedBeta"), SHARE),

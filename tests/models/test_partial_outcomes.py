@@ -1,6 +1,7 @@
 """Censored and truncated outcomes, and those with a known error, against scipy's distributions."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from scipy import stats
 
 import modicum as mo
-from helpers.laws import LAWS
+from helpers.laws import LAWS, Distribution
 from helpers.refusals import refused
 from helpers.slow import slowly
 from modicum import DataError
@@ -39,7 +40,8 @@ slow = pytest.mark.slow
 
 def test_every_family_with_tails_is_compared():
     partial = {kind.__name__ for kind in FAMILIES.values() if kind.partial_fields()}
-    assert partial - {"ZeroInflatedPoisson", "ZeroInflatedNegativeBinomial"} == set(TAILED)
+    assert partial == {*TAILED, *SUMMED}
+    assert {"Tweedie", "VonMises", "Softmax"}.isdisjoint(partial)
 
 
 def _predictors(name):
@@ -131,18 +133,103 @@ def test_a_bound_of_counts_between_two_is_the_lower(name, x64):
     assert np.abs(others - whole).min() > 1e-3  # the control: bounds that are one higher
 
 
-def test_zero_inflated_tails_are_sums_of_their_densities(x64):
-    for name in ("ZeroInflatedPoisson", "ZeroInflatedNegativeBinomial"):
-        model = getattr(M, name)()
-        eta = jnp.array([0.4, -0.7, 0.2][: 1 + len(model.extras)])
-        densities, tails = jax.jit(
-            lambda e, model=model: (
-                jax.vmap(lambda k: model.log_density(e, k))(jnp.arange(4.0)),
-                model.log_tails(e, 3.0),
-            )
-        )(eta)
-        chance = np.exp(densities).sum()
-        np.testing.assert_allclose(np.exp(tails), [chance, 1 - chance])
+MOST = 6  # trials
+SUMMED = {  # predictors, and outcomes up to which probabilities are compared
+    "ZeroInflatedPoisson": ([0.4, -0.7], (0, 3)),
+    "ZeroInflatedNegativeBinomial": ([0.4, -0.7, 0.2], (0, 3)),
+    "HurdlePoisson": ([0.4, -0.7], (0, 3)),
+    "HurdleNegativeBinomial": ([0.4, -0.7, 0.2], (0, 3)),
+    "HurdleGamma": ([0.4, 0.7, -0.2], (0, 2.5)),
+    "HurdleLognormal": ([0.4, -0.7, -0.2], (0, 2.5)),
+    "Binomial": ([-0.6], (0, 2, 5)),
+    "BetaBinomial": ([-0.6, 0.9], (0, 2, 5)),
+    "ZeroOneInflatedBeta": ([0.4, 0.7, -1.2, 0.3], (0, 0.3, 0.9)),
+    "SkewNormal": ([0.4, -0.7, -3.0], (-0.9, 0.8, 1.3)),
+    "GaussianLog": ([0.4, -0.7], (1.2, 1.8)),
+}
+SUMMED_QUICKLY = ("HurdleLognormal", "SkewNormal", "GaussianLog")  # compiled in a moment
+
+
+def _row(name, **fields):
+    """Return the family that reads some fields, predictors, and a function of these and of y."""
+    trials = {"trials": float(MOST)} if "Binomial" in name else {}
+    kind = getattr(M, name)
+    model = kind(observed=kind.partial_among(fields))
+    known = trials | fields
+
+    def of(function, eta, y):
+        values = [y, *(known[field] for field in model.row_fields[1:])]
+        return function(eta, jnp.stack(values) if len(values) > 1 else y)
+
+    return model, jnp.array(SUMMED[name][0]), of
+
+
+def _law(name):
+    model, eta, of = _row(name)
+    most = MOST + 1 if "trials" in model.outcome_fields else 999
+    density = jax.jit(jax.vmap(lambda y: of(model.log_density, eta, y)))
+    return Distribution(name, lambda y: np.asarray(density(y)), most)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in SUMMED_QUICKLY else pytest.param(n, marks=slow) for n in SUMMED]
+)
+def test_tails_are_sums_and_integrals_of_densities(name, x64):
+    """Points among amounts and shares too; derivatives are those of finite differences."""
+    (model, eta, of), ends, law = _row(name), np.array(SUMMED[name][1], float), _law(name)
+    assert law.total == pytest.approx(1, abs=1e-7)
+
+    def tails(eta, y):
+        return jnp.exp(jnp.stack(of(model.log_tails, eta, y)))
+
+    found = np.asarray(jax.jit(jax.vmap(tails, (None, 0)))(eta, ends))
+    beyond = law.quantile_of(ends + 1e-9, np.random.default_rng(1))  # that of the end itself too
+    np.testing.assert_allclose(found, np.stack([beyond, 1 - beyond], axis=1), atol=1e-6)
+    before = law.quantile_of(ends - 0.3, np.random.default_rng(1))
+    assert np.abs(found[:, 0] - before).max() > 0.03  # negative control
+    path = jnp.linspace(1.0, 2.0, len(eta))  # a direction in which all predictors move
+    along_it = lambda t, y: tails(eta + t * path, y)[0]  # noqa: E731
+    expanded = jax.jit(jax.vmap(expansion(along_it), (None, 0)))
+    _, slopes, curves = expanded(jnp.zeros(()), ends)
+    (after, slopes_after, _), (less, slopes_before, _) = (
+        expanded(jnp.array(t), ends) for t in (1e-5, -1e-5)
+    )
+    np.testing.assert_allclose(slopes, (after - less) / 2e-5, atol=1e-6)
+    np.testing.assert_allclose(curves, (slopes_after - slopes_before) / 2e-5, atol=1e-6)
+
+
+BOUNDED = {  # an outcome, what is known of it, and the probability by the distribution function F
+    "HurdleLognormal": [
+        (0.0, {"cens": 1.0}, lambda F: 1 - F(0)),
+        (0.0, {"cens": -1.0, "lb": 0.0, "ub": 3.0}, lambda F: F(0) / F(3)),
+        (0.0, {"cens": 2.0, "y2": 2.0}, lambda F: F(2) - F(0)),
+        (1.0, {"cens": 1.0, "lb": 0.0, "ub": 3.0}, lambda F: (F(3) - F(1)) / F(3)),
+    ],
+    "BetaBinomial": [
+        (2.0, {"cens": 2.0, "y2": 4.0, "lb": 1.0}, lambda F: (F(4) - F(2)) / (1 - F(0))),
+        (3.0, {"cens": 1.0, "ub": 9.0}, lambda F: 1 - F(3)),
+    ],
+    "ZeroOneInflatedBeta": [
+        (0.4, {"cens": 1.0, "lb": 0.0}, lambda F: 1 - F(0.4)),
+        (0.4, {"cens": -1.0, "lb": 0.2, "ub": 1.0}, lambda F: (F(0.4) - F(0.2)) / (1 - F(0.2))),
+        (0.5, {"cens": 1.0, "ub": 0.9}, lambda F: (F(0.9) - F(0.5)) / F(0.9)),
+    ],
+    "SkewNormal": [(0.8, {"cens": -1.0, "lb": -0.9}, lambda F: 1 - (1 - F(0.8)) / (1 - F(-0.9)))],
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[slow] * (n != "HurdleLognormal")) for n in BOUNDED]
+)
+def test_bounds_include_points_that_have_a_probability(name, x64):
+    law = _law(name)
+    for y, fields, chance in BOUNDED[name]:
+        model, eta, of = _row(name, **fields)
+        both = jax.jit(jax.value_and_grad(partial(of, model.row_density)))
+        value, slope = both(eta, y)
+        truth = chance(lambda t: law.quantile_of(np.array([t + 1e-9]), np.random.default_rng(1)))
+        np.testing.assert_allclose(np.exp(value), truth[0], atol=1e-6)
+        assert np.isfinite(slope).all()
 
 
 # Fields and formulas ----------------------------------------------------------------------

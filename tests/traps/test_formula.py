@@ -124,8 +124,22 @@ def test_a_dot_leaves_out_columns_with_another_role(formula, arguments, terms):
 @pytest.mark.parametrize(
     ("formula", "family", "remedy"),
     [
-        ("y | cens(c) ~ x", "skew-normal", r"cens\(...\) after .*'gaussian' or 'poisson' or"),
-        ("y | trunc(lb=0) ~ x", "binomial", r"does not read trunc\(...\) after"),
+        (
+            "y | cens(c) ~ x",
+            "von-mises",
+            r"read cens\(...\) after .* circle.* use family='gaussian' or",
+        ),
+        (
+            "y | trunc(lb=0) ~ x",
+            "tweedie",
+            r"read trunc\(...\) after .* amounts \(use hurdle-gamma",
+        ),
+        (
+            "y | trunc(ub=9) ~ x",
+            "probit",
+            r"does not read trunc\(...\) after \|: its outcomes are known",
+        ),
+        ("k | se(e, sigma=TRUE) ~ x", "poisson", r"does not read se\(...\) after \|, so that"),
         ("y | trunc(0, 9, 3) ~ x", "gaussian", r"its arguments are lb and ub, as in 'y \| trunc"),
         ("y | cens(c, y3=e) ~ x", "gaussian", "its arguments are cens and y2"),
         ("y | se(e, sigma=2) ~ x", "gaussian", "must be True or False"),

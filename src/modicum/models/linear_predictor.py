@@ -41,6 +41,7 @@ from modicum.models.partial_outcomes import (
     check_part,
     draw_within,
     log_density_of_part,
+    tails_everywhere,
 )
 from modicum.models.priors.resolved import MEAN_STEP, OWN, STEP_SHARE
 from modicum.models.separation import find_silent_counts
@@ -108,6 +109,8 @@ class LinearPredictorModel(CoefficientPriors):
     has_order: ClassVar[bool] = False  # whether outcomes are classes in their order
     mean_is_share: ClassVar[bool] = False  # between 0 and 1, so that it has odds
     least: ClassVar[float] = -inf  # largest number at which the distribution function is 0
+    most: ClassVar[float] = inf  # largest outcome
+    no_tails: ClassVar[str] = "its outcomes are known completely"  # why, where it has none
     formula_fields: ClassVar[tuple[str, ...]] = ()  # of `observed`, that `derivatives` reads
     bounded_by_variation: ClassVar[bool] = False  # whether only outcomes that vary bound extras
 
@@ -204,6 +207,16 @@ class LinearPredictorModel(CoefficientPriors):
             "`draw_outcomes(rng, eta, batch)` that draws one for each vector of predictors."
         )
 
+    def before(self, lower: jax.Array) -> jax.Array:
+        """Return the number above which the outcomes from a lower bound are: bounds are included.
+
+        Amounts and shares may have a 0 that is an outcome of its own.
+        """
+        xp = namespace(lower)
+        if self.has_whole_outcomes:
+            return xp.ceil(lower) - 1
+        return xp.where((lower > 0) | (self.least == -inf), lower, self.least)
+
     def predictors(self, rows: Rows) -> int:
         """Return the number q of linear predictors; 0 means one, without an axis for it."""
         return 0
@@ -254,7 +267,7 @@ class LinearPredictorModel(CoefficientPriors):
         if unread:
             raise DataError(
                 f"the rows hold a field {min(unread)!r}, which {type(self).__name__} does not "
-                "read: its outcomes are known completely, so leave it out."
+                f"read: {self.no_tails}, so leave it out."
             )
         return self.observed or self.partial_among(present)
 
@@ -268,8 +281,15 @@ class LinearPredictorModel(CoefficientPriors):
             return self.log_density(eta, y)
         known = dict(zip(self.row_fields, y, strict=True))
         eta = self.with_error(eta, known)
-        density, tails = partial(self.log_density, eta), partial(self.log_tails, eta)
-        return log_density_of_part(density, tails, known, self.least, self.has_whole_outcomes)
+        others = [known[field] for field in self.outcome_fields[1:]]
+
+        def of(function: Callable[..., Any]) -> Callable[[jax.Array], Any]:
+            return lambda y: function(eta, jnp.stack([y, *others]) if others else y)
+
+        ends = self.least, known.get("trials", self.most)
+        return log_density_of_part(
+            of(self.log_density), of(self.log_tails), known, ends, self.before
+        )
 
     def draw_rows(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw an outcome for each vector of predictors, within the bounds that its row has."""
@@ -417,11 +437,8 @@ class LinearPredictorModel(CoefficientPriors):
         if times is None:
             return self.mean(eta)
 
-        def beyond(time: jax.Array) -> jax.Array:
-            some = time > self.least
-            return jnp.where(some, jnp.exp(self.log_tails(eta, jnp.where(some, time, 1.0))[1]), 1.0)
-
-        return jax.vmap(beyond)(times)
+        tails = tails_everywhere(partial(self.log_tails, eta), self.least, self.most)
+        return jax.vmap(lambda time: jnp.exp(tails(time)[1]))(times)
 
     def predictor_words(self, effect: str, outcome: str) -> str:
         """Say what an effect is added to, such as "log of expected claims"."""
@@ -680,7 +697,8 @@ class LinearPredictorModel(CoefficientPriors):
         def check(chunk: Batch, first: int) -> None:
             self.check_fields(chunk, first)
             if observed:
-                check_part(chunk, observed, self.has_whole_outcomes, first)
+                most = np.asarray(chunk.get("trials", self.most))
+                check_part(chunk, observed, self.before, most, first)
 
         check_outcomes(self, rows, self.outcome_fault, check)
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import log1m_exp
+from modicum.arrays import as_either, log1m_exp
 from modicum.errors import DataError
 from modicum.models.model import Batch
 
@@ -29,17 +29,20 @@ HIDING = ("event", "cens", "y2")  # what is seen of an outcome, once it has come
 CENSORED = (*HIDING, "lb", "ub")
 KNOWN_NOISE = ("se", "added_se")
 PARTIAL = (*CENSORED, *KNOWN_NOISE)
+NEVER = -1e30  # logarithm of a probability of 0, whose differences are numbers
 CLOSEST = 1e-15  # difference of two logarithms, of which rounding leaves nothing
 MOST_TRIES = 10_000  # draws per outcome until one is within its bounds
+TailsAt = Callable[[jax.Array], tuple[jax.Array, jax.Array]]  # log P(Y <= y) and log P(Y > y)
+Before = Callable[[jax.Array], jax.Array]  # the number above which outcomes from a bound are
 Known = Mapping[str, jax.Array]  # the fields of one row
 
 
 def log_density_of_part(
     log_density: Callable[[jax.Array], jax.Array],
-    log_tails: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
+    log_tails: TailsAt,
     known: Known,
-    least: float,
-    whole: bool,
+    ends: tuple[float, jax.Array | float],
+    before: Before,
 ) -> jax.Array:
     """Log-probability, or log-density, of what is known of one outcome.
 
@@ -49,15 +52,15 @@ def log_density_of_part(
         Of an outcome, given the predictors of the row.
     known
         The fields of the row.
-    least
-        Up to here the distribution function is 0.
-    whole
-        Whether outcomes are whole numbers.
+    ends
+        Up to the one the distribution function is 0, and from the other on 1.
+    before
+        Returns the number above which the outcomes from a lower bound are.
     """
-    between = partial(_log_between, log_tails, least)
+    between = partial(_log_between, tails_everywhere(log_tails, *ends))
     y, lower, upper = known["y"], known.get("lb"), known.get("ub")
-    if lower is not None and whole:
-        lower = jnp.ceil(lower) - 1
+    if lower is not None:
+        lower = before(lower)
     value = log_density(y)
     if "event" in known:
         value = jnp.where(known["event"] == 0, between(y, upper), value)
@@ -70,24 +73,30 @@ def log_density_of_part(
     return value if lower is None and upper is None else value - between(lower, upper)
 
 
-def _log_between(
-    log_tails: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
-    least: float,
-    low: jax.Array | None,
-    high: jax.Array | None,
-) -> jax.Array:
+def tails_everywhere(log_tails: TailsAt, least: float, most: jax.Array | float) -> TailsAt:
+    """Continue the tails of an outcome beyond its support, with finite derivatives."""
+
+    def tails(y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        inside, low = (y > least) & (y < most), y <= least
+        below, above = log_tails(jnp.where(inside, y, jnp.minimum(0.5, most - 0.5)))
+        beyond = jnp.where(low, NEVER, 0.0), jnp.where(low, 0.0, NEVER)
+        return jnp.where(inside, below, beyond[0]), jnp.where(inside, above, beyond[1])
+
+    return tails
+
+
+def _log_between(tails: TailsAt, low: jax.Array | None, high: jax.Array | None) -> jax.Array:
     """log P(low < Y <= high), from whichever tail both ends are in; None for no end."""
     if low is None:
         assert high is not None, "an outcome that may be anything has probability 1"
-        return log_tails(high)[0]
-    some = low > least
-    cdf_low, sf_low = log_tails(jnp.where(some, low, 1.0 if high is None else high))
+        return tails(high)[0]
+    cdf_low, sf_low = tails(low)
     if high is None:
-        return jnp.where(some, sf_low, 0.0)
-    cdf_high, sf_high = log_tails(high)
+        return sf_low
+    cdf_high, sf_high = tails(high)
     above = sf_low + log1m_exp(jnp.maximum(sf_low - sf_high, CLOSEST))
     below = cdf_high + log1m_exp(jnp.maximum(cdf_high - cdf_low, CLOSEST))
-    return jnp.where(some, jnp.where(sf_low < cdf_high, above, below), cdf_high)
+    return jnp.where(sf_low < cdf_high, above, below)
 
 
 def draw_within(
@@ -130,8 +139,14 @@ def draw_within(
 NO_CHANCE = "outside its bounds {lb:g} and {ub:g}, where rows were not to be"
 
 
-def check_part(chunk: Batch, observed: tuple[str, ...], whole: bool, first: int) -> None:
-    """Refuse fields that contradict each other; `first` is the index of the first row."""
+def check_part(
+    chunk: Batch, observed: tuple[str, ...], before: Before, most: np.ndarray, first: int
+) -> None:
+    """Refuse fields that contradict each other.
+
+    `before` is that of `log_density_of_part`, `most` the largest outcome that a row may have, and
+    `first` the index of the first row.
+    """
     for one, other in (("event", "cens"), KNOWN_NOISE):
         if one in observed and other in observed:
             raise DataError(f"the rows hold both {one!r} and {other!r}: leave one of them out.")
@@ -141,7 +156,9 @@ def check_part(chunk: Batch, observed: tuple[str, ...], whole: bool, first: int)
     y = known["y"]
     absent = {"event": 1, "cens": 0, "y2": np.inf, "lb": -np.inf, "ub": np.inf, "se": 1}
     known = {name: np.full(len(y), value) for name, value in absent.items()} | known
-    event, y2, lb, ub = (known[name] for name in ("event", "y2", "lb", "ub"))
+    event, y2, lb = (known[name] for name in ("event", "y2", "lb"))
+    known["ub"] = ub = np.minimum(known["ub"], most)
+    below = np.asarray(before(as_either(lb)))
     cens = np.where(event == 0, 1, known["cens"])
     outside = (y < lb) | (y > ub) | ((cens == 1) & (y == ub)) | ((cens == 2) & (y2 > ub))
     rules = (
@@ -161,12 +178,12 @@ def check_part(chunk: Batch, observed: tuple[str, ...], whole: bool, first: int)
             "'y | cens(c, y2) ~ ...' names, must be larger and finite",
         ),
         (
-            ~(lb < ub) & ~(whole & (lb == ub)),
+            ~(below < ub),
             "the bounds of row {row} are {lb:g} and {ub:g}; the upper one must be larger",
         ),
         (outside, f"the outcome of row {{row}} is {{y:g}}, {NO_CHANCE}"),
         (
-            (cens == -1) & (y == lb) & (not whole),
+            (cens == -1) & (y == below),
             f"the outcome of row {{row}} is at most {{y:g}}, {NO_CHANCE}",
         ),
         (~(known["se"] > 0), "the standard error of row {row} is {se:g}, and must be positive"),

@@ -304,10 +304,10 @@ def survival_predictor(
         )
     predictor = post.model_predictor()
     family = predictor.model.row_model
-    if type(family).log_tails is BaseModel.log_tails:
+    of_trials = "trials" in getattr(family, "outcome_fields", ())
+    if type(family).log_tails is BaseModel.log_tails or of_trials:
         raise SettingError(
-            f"{type(family).__name__} has no distribution function, so that there are no chances "
-            "of survival; predict with kind='mean'."
+            f"{type(family).__name__} has no distribution function of times: use kind='mean'."
         )
     return replace(predictor, times=tuple(map(float, values)))
 

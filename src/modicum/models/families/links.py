@@ -341,6 +341,7 @@ def draw_log_gammas(rng: np.random.Generator, shape: Numbers) -> Numbers:
 # from a point away from the mode, where the integrand falls; the other tail is the rest.
 
 Tails = tuple[jax.Array, jax.Array]  # log P(Y <= y) and log P(Y > y)
+Density: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]  # logarithm of, at (eta, y)
 DROP = 40.0  # fall of the log-density beyond which e^-40 of the integral is left out
 LADDER = 2.0 ** np.arange(-40, 15)  # lengths to integrate over
 NODES = 48
@@ -399,6 +400,53 @@ def log_wald_tails(shape: jax.Array, log_ratio: jax.Array) -> Tails:
     constant = 0.5 * jnp.log(shape) - HALF_LOG_2PI
     most = -jnp.arcsinh(0.5 / shape)
     return log_tails(lambda s: constant - s / 2 - 2 * shape * jnp.sinh(s / 2) ** 2, most, log_ratio)
+
+
+def _log_sum(log_density: Density, eta: jax.Array, y: jax.Array, last: jax.Array) -> jax.Array:
+    one = jnp.zeros_like(y).at[0].set(1.0)
+
+    def add(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        y, total = carry
+        return y + one, jnp.logaddexp(total, log_density(eta, y))
+
+    start = y, jnp.full((), -jnp.inf, eta.dtype)
+    return jax.lax.while_loop(lambda carry: carry[0][0] <= last, add, start)[1]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def log_sum(log_density: Density, eta: jax.Array, y: jax.Array, last: jax.Array) -> jax.Array:
+    """Log of a sum of probabilities: of counts from y[0] to the last, with the same y[1:]."""
+    return _log_sum(log_density, eta, y, last)
+
+
+@log_sum.defjvp
+def _log_sum_jvp(
+    log_density: Density, at: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Differentiate forwards, as a loop of unknown length has no other derivative."""
+    slope = jax.jacfwd(partial(_log_sum, log_density))(*at)
+    return log_sum(log_density, *at), slope @ tangents[0]
+
+
+def log_skew_normal_tails(w: jax.Array, slant: jax.Array) -> Tails:
+    """Tails of the density 2 phi(w) Phi(slant w), whose distribution function is by Owen's T.
+
+    For w < 0 < slant it is the integral of exp(-(w cosh t)^2 / 2) / (pi cosh t) from arsinh(slant).
+    """
+    side = jnp.where(slant < 0, -1.0, 1.0)
+    w, size = side * w, jnp.abs(w)
+
+    def sech(t: jax.Array) -> jax.Array:
+        log_cosh = jnp.logaddexp(t, -t) - log(2)
+        return -0.5 * size**2 * jnp.exp(jnp.minimum(2 * log_cosh, 80.0)) - log_cosh - log(pi)
+
+    least = log_tails(sech, 0.0, jnp.arcsinh(side * slant))[1]
+    half = log_normal_cdf(-size)
+    far = half + jnp.log(2 - jnp.exp(jnp.minimum(least - half, 0.0)))
+    small = jnp.where(w < 0, least, far)
+    rest = log1m_exp(jnp.maximum(-small, 1e-15))
+    below = (w < 0) == (side > 0)
+    return jnp.where(below, small, rest), jnp.where(below, rest, small)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))

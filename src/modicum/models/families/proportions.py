@@ -23,11 +23,12 @@ from modicum.models.families.links import (
     log_factorial,
     log_gamma,
     log_rising_from,
+    log_sum,
     sigmoid_curves,
     softplus,
 )
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
-from modicum.models.model import BaseModel, Batch, Params
+from modicum.models.model import Batch, Params
 from modicum.models.outcome_checks import (
     binary_fault,
     closed_share_fault,
@@ -229,6 +230,13 @@ class Binomial(_Trials):
         part = successes * link.log_success(eta[0])
         return part + (trials - successes) * link.log_failure(eta[0]) + _log_binomial(y, eta)
 
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """At most y trials succeed if the uniform number y + 1 by size, a beta, exceeds p."""
+        link, (successes, trials) = LINKS[self.link], y
+        log_odds = link.log_success(eta[0]) - link.log_failure(eta[0])
+        number = jnp.maximum(jnp.floor(successes), 0.0)
+        return log_beta_tails(number + 1, jnp.maximum(trials - number, 1.0), log_odds)[::-1]
+
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
         """Derivatives in eta."""
         link, successes, failures = LINKS[self.link], y[..., 0], y[..., 1] - y[..., 0]
@@ -276,6 +284,12 @@ class BetaBinomial(_Trials):
         counts = jnp.stack([successes, trials - successes, trials], axis=-1)
         return log_rising_from(log_x, counts) @ jnp.array([1.0, 1, -1]) + _log_binomial(y, eta[0])
 
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Sums of probabilities, of fewer and of more successes."""
+        y, count = jnp.floor(y), jnp.array([1.0, 0.0], y.dtype)
+        below = log_sum(self.log_density, eta, y * (1 - count), y[0])
+        return below, log_sum(self.log_density, eta, y + count, y[1])
+
     def draw_chances(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
         """Draw beta variables."""
         link, at = LINKS[self.link], as_either(eta[..., 0])
@@ -316,10 +330,11 @@ class Beta(LinearPredictorModel):
     outcome_fault = staticmethod(share_fault)
     multiplies = "odds"
     least: ClassVar[float] = 0.0
+    most: ClassVar[float] = 1.0
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Tails of a beta variable."""
-        y = jnp.minimum(jnp.asarray(y, eta.dtype), 1.0)
+        y = jnp.asarray(y, eta.dtype)
         a, b = (jnp.exp(eta[1] - softplus(sign * eta[0])) for sign in (-1, 1))
         return log_beta_tails(a, b, jnp.log(y) - jnp.log1p(-y))
 
@@ -364,7 +379,17 @@ class ZeroOneInflatedBeta(Beta):
 
     extras: ClassVar[tuple[str, ...]] = ("log_precision", "logit_edge_chance", "logit_one_share")
     outcome_fault = staticmethod(closed_share_fault)
-    log_tails = BaseModel.log_tails  # not here, where a bound of 0 would include a point
+    least: ClassVar[float] = -1e-30  # any number below 0
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Those of a beta variable, and of the points 0, which is never above y, and 1."""
+        edge, one = eta[2:]
+        log_none = -softplus(edge)
+        below, above = super().log_tails(eta[:2], jnp.where(y > 0, y, 0.5))
+        below = jnp.where(y > 0, log_none + below, -jnp.inf)
+        above = log_none + jnp.where(y > 0, above, 0.0)
+        zero, one = (edge + log_none - softplus(each) for each in (one, -one))
+        return jnp.logaddexp(below, zero), jnp.logaddexp(above, one)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Log-probability of a 0 or 1, or that of neither plus the beta log-density."""

@@ -24,6 +24,7 @@ from modicum.models.families.links import (
     draw_log_gammas,
     log_beta_tails,
     log_normal_cdf,
+    log_skew_normal_tails,
     log_t_cdf,
     softplus,
 )
@@ -31,7 +32,7 @@ from modicum.models.families.log_link import LogLink
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch
 from modicum.models.outcome_checks import angle_fault, real_fault, refuse_remote
-from modicum.models.partial_outcomes import KNOWN_NOISE
+from modicum.models.partial_outcomes import CENSORED, KNOWN_NOISE
 from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 from modicum.rows import Rows
@@ -73,8 +74,7 @@ class ScaleFamily(LinearPredictorModel):
     @classmethod
     def partial_fields(cls) -> tuple[str, ...]:
         """Return the fields of censoring and truncation, and those of known errors."""
-        fields = super().partial_fields()
-        return (*fields, *KNOWN_NOISE) if fields else ()
+        return (*super().partial_fields(), *KNOWN_NOISE)
 
     def observed_in(self, rows: Rows) -> tuple[str, ...]:
         """Refuse known errors of rows beside a known scale."""
@@ -241,6 +241,11 @@ class SkewNormal(ScaleFamily):
         """`log_scale`, unless it is known, and the coordinate of the skewness."""
         return (*super().extras, "tanh_skewness")
 
+    @classmethod
+    def partial_fields(cls) -> tuple[str, ...]:
+        """Leave out known errors, which change the skewness of the sum."""
+        return CENSORED
+
     @staticmethod
     def alpha(skewness: ArrayLike) -> np.ndarray:
         """Return the slant of some skewnesses."""
@@ -254,20 +259,32 @@ class SkewNormal(ScaleFamily):
         Beyond its linear term the density is of the order skewness^(4/3), which has no curvature
         at 0, and is left out where it is below 10^-6.
         """
-        s, v = self.spread(eta), eta[-1]
-        z, share = (y - eta[0]) / s, jnp.tanh(v / 2)
-        few = jnp.abs(share) < UNBENT
-        skew, z2 = MOST_SKEW * share, z**2
+        z, skew, few, w, slant, width = self._bent(eta, y)
+        z2, s = z**2, self.spread(eta)
         normal = -0.5 * z2 - HALF_LOG_2PI - jnp.log(s)
         series = skew / 6 * z * (z2 - 3) - skew**2 / 72 * (9 * z2**2 - 36 * z2 + 15)
+        bent = log(2) - 0.5 * w**2 + log_normal_cdf(slant * w)
+        return jnp.where(few, normal + series, bent - HALF_LOG_2PI - jnp.log(s * width))
+
+    def _bent(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        """Return z in sds from the mean, the skewness, whether it is small, w, alpha, omega."""
+        v, z = eta[-1], (y - eta[0]) / self.spread(eta)
+        share = jnp.tanh(v / 2)
+        few = jnp.abs(share) < UNBENT
         sign, size = jnp.sign(v), jnp.where(few, 1.0, jnp.abs(v))
         log_share = jnp.log1p(-jnp.exp(-size)) - jnp.log1p(jnp.exp(-size))
         root = jnp.exp(log_share / 3) / sqrt(pi / 2 - 1)
         width = jnp.sqrt(1 + root**2)  # omega, in standard deviations
-        w = (z + sign * root) / width
         slant = sign * sqrt(pi / 2) * root / jnp.sqrt(-jnp.expm1(2 / 3 * log_share))
-        bent = log(2) - 0.5 * w**2 + log_normal_cdf(slant * w)
-        return jnp.where(few, normal + series, bent - HALF_LOG_2PI - jnp.log(s * width))
+        return z, MOST_SKEW * share, few, (z + sign * root) / width, slant, width
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tails by Owen's T; with little skewness those of the normal and a term linear in it."""
+        z, skew, few, w, slant, _ = self._bent(eta, y)
+        logs, bend = jnp.stack([log_normal_cdf(z), log_normal_cdf(-z)]), skew / 6 * (z**2 - 1)
+        series = logs + bend * jnp.array([-1.0, 1.0]) * jnp.exp(-0.5 * z**2 - HALF_LOG_2PI - logs)
+        below, above = jnp.where(few, series, jnp.stack(log_skew_normal_tails(w, slant)))
+        return below, above
 
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """The square of the scale."""
@@ -306,6 +323,11 @@ class GaussianLog(LogLink):
         """Normal log-density about e^eta."""
         apart = jnp.exp(-eta[1]) * (y - jnp.exp(eta[0]))
         return -0.5 * apart**2 - eta[1] - HALF_LOG_2PI
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """log Phi(z) and log Phi(-z)."""
+        z = jnp.exp(-eta[1]) * (y - jnp.exp(eta[0]))
+        return log_normal_cdf(z), log_normal_cdf(-z)
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return the prior of log(scale), about the logarithm of sd(y)."""
@@ -397,6 +419,7 @@ class VonMises(LinearPredictorModel):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_concentration",)
+    no_tails: ClassVar[str] = "angles go round in a circle, on which none is below another"
     outcome_fault = staticmethod(angle_fault)
     bounded_by_variation: ClassVar[bool] = True
 

@@ -20,7 +20,7 @@ from numpy.polynomial import chebyshev
 from scipy.special import logsumexp
 
 from modicum.arguments import number
-from modicum.arrays import as_either
+from modicum.arrays import as_either, log1m_exp
 from modicum.models.families.counts import NegativeBinomial, Poisson
 from modicum.models.families.links import (
     LINKS,
@@ -139,6 +139,14 @@ class _Hurdle(_Zeros):
     """
 
     outcome_fault = staticmethod(from_zero_fault)
+    least: ClassVar[float] = NegativeBinomial.least
+
+    def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """1 - pi times the chance of more than y given not 0, and the rest."""
+        rest, some = eta[:-1], jnp.where(y > 0, y, 1.0)
+        beyond = self.others.log_tails(rest, some)[1] - self.others.log_above_zero(rest)
+        above = jnp.where(y > 0, beyond, 0.0) - softplus(eta[-1])
+        return log1m_exp(-above), above
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """log pi for a zero; for others log(1 - pi) plus their log-density given not 0."""
@@ -297,6 +305,7 @@ class Tweedie(LogLink):
     bounded_by_variation: ClassVar[bool] = True
     counted: ClassVar[str | None] = "y"
     outcome_fault = staticmethod(from_zero_fault)
+    no_tails: ClassVar[str] = "its chances are sums over numbers of amounts (use hurdle-gamma)"
 
     @property
     def shape(self) -> float:
