@@ -218,7 +218,9 @@ NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is
 STILL = 0.01  # standard error that a pool of automatic size aims at
 FIRST_POOL = 500  # rows that may show that so few suffice
 LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size otherwise
-MOST_FOLLOWED = 1_000_000  # rows of which some dozen passes take no longer than a chain
+# Rows of which some hundred passes take no longer than chains: on all rows, or of HMC-ECS, which
+# samples what has no scales within seconds.
+MOST_FOLLOWED, FEW_FOLLOWED = 1_000_000, 100_000
 TRIAL = 4_096  # most draws on which the verdict rests
 FEWEST = 1_000  # fewest draws
 TIMES = 3  # that scales are drawn, at most: each time from kernels about the draws before
@@ -699,7 +701,8 @@ def _following(
     """Let quadratics follow those of some coefficients in which the posterior is skewed."""
     assert best.pool is not None
     about, anchor = best.pool.about, best.pool.about.anchor
-    if len(best.task.rows.members) > MOST_FOLLOWED or not may_be_curved(best.task, anchor):
+    most = MOST_FOLLOWED if pooled.terms else FEW_FOLLOWED
+    if len(best.task.rows.members) > most or not may_be_curved(best.task, anchor):
         return None
     skewed = skewed_places(best.pool.log_posterior, about.centre, anchor, places)
     bent = pooled.bent(about.task.sums, anchor, mode, skewed)
