@@ -46,7 +46,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_131,
     "rows": 7_020,
-    "methods": 6_343,
+    "methods": 6_344,
     "posterior": 5_870,
     "kernels": 3_740,
     "passes": 2_900,

@@ -218,9 +218,9 @@ NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is
 STILL = 0.01  # standard error that a pool of automatic size aims at
 FIRST_POOL = 500  # rows that may show that so few suffice
 LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size otherwise
-# Rows of which some hundred passes take no longer than chains: on all rows, or of HMC-ECS, which
-# samples what has no scales within seconds.
-MOST_FOLLOWED, FEW_FOLLOWED = 1_000_000, 100_000
+MOST_FOLLOWED = 1_000_000  # rows of which some hundred passes take no longer than NUTS
+# Of more rows, HMC-ECS is sooner than such passes, or than several proposals for every draw.
+FEW_ROWS = 100_000
 TRIAL = 4_096  # most draws on which the verdict rests
 FEWEST = 1_000  # fewest draws
 TIMES = 3  # that scales are drawn, at most: each time from kernels about the draws before
@@ -289,6 +289,7 @@ class NormalDensity(NamedTuple):
     where: Anchor
     centre: np.ndarray
     curves: Curves | None = None
+    least: float = EFFECTIVE  # smallest share of effective draws
 
     @property
     def middle(self) -> np.ndarray | None:
@@ -335,7 +336,7 @@ class NormalDensity(NamedTuple):
         limit = FAR if verdict.share > ALIKE else ROOM
         if self.curves is not None and verdict.share > MOST:
             limit = max(limit, ENOUGH)
-        return verdict.tail < limit and verdict.noise < STILL and verdict.share > LEAST
+        return verdict.tail < limit and verdict.noise < STILL and verdict.share > self.least
 
     @property
     def description(self) -> str:
@@ -683,7 +684,8 @@ def _finish(doubts: list[ModicumWarning], task: Task, plan: Plan, history: Histo
 
 def normal_density(about: AnchoredProxy) -> NormalDensity:
     """Return the normal approximation at the anchor."""
-    return NormalDensity(about.anchor, about.centre)
+    few = len(about.task.rows.members) <= FEW_ROWS
+    return NormalDensity(about.anchor, about.centre, least=LEAST if few else EFFECTIVE)
 
 
 def nested_density(about: AnchoredProxy) -> NestedDensity | None:
@@ -701,7 +703,7 @@ def _following(
     """Let quadratics follow those of some coefficients in which the posterior is skewed."""
     assert best.pool is not None
     about, anchor = best.pool.about, best.pool.about.anchor
-    most = MOST_FOLLOWED if pooled.terms else FEW_FOLLOWED
+    most = MOST_FOLLOWED if pooled.terms else FEW_ROWS
     if len(best.task.rows.members) > most or not may_be_curved(best.task, anchor):
         return None
     skewed = skewed_places(best.pool.log_posterior, about.centre, anchor, places)
