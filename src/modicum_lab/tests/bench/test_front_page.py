@@ -27,7 +27,7 @@ def stored(run, name, rows):
     sections = re.split(r"^### ", run, flags=re.MULTILINE)[1:]
     (section,) = (s for s in sections if s.startswith(name) and f"Data: {rows} rows" in s)
     head, _, *lines = (cells(line) for line in section.splitlines() if line.startswith("|"))
-    return {line[0]: dict(zip(head, line, strict=True)) for line in lines}, section
+    return {line[0].strip("*"): dict(zip(head, line, strict=True)) for line in lines}, section
 
 
 def misquoted(page, run):
