@@ -191,7 +191,9 @@ def write_report(results: Results, out: Path, name: str = "bench") -> Path:
     from modicum_lab.bench.pictures import write_pictures
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(to_json(results), encoding="utf-8")
+    kept = to_json(results)
+    (out / f"{name}.json").write_text(kept, encoding="utf-8")
+    results = from_json(kept)  # with its digits, so that page and file agree
     pictures = write_pictures(results, out)
     page = out / f"{name}.md"
     page.write_text(markdown(results, pictures), encoding="utf-8")
