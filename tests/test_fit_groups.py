@@ -337,7 +337,7 @@ def test_the_factor_of_the_most_levels_is_integrated_out():
     both = {"plane": codes["plane"], "tail": rng.permutation(n) // 2}
     crossed = mo.Rows(x=rng.normal(size=(n, 1)), y=rng.random(n) < 0.5, codes=both, columns=["a"])
     wide = [mo.models.GroupTerm("tail"), mo.models.GroupTerm("plane", ("1", "a"))]
-    with pytest.raises(mo.SettingError, match=r"2,000 besides the effects of one .*merge levels"):
+    with pytest.raises(mo.SettingError, match=r"2,500 besides the effects of one .*merge levels"):
         multilevel(mo.models.Logistic(), wide, crossed, "explicit")
     many = [mo.models.GroupTerm("carrier", tuple("1a")), mo.models.GroupTerm("plane", ("1", "a"))]
     codes["carrier"] = rng.integers(0, 900, n)
