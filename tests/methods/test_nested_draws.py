@@ -57,9 +57,9 @@ def fitted(table, method="laplace"):
         return mo.fit("y ~ (1 | g)", table, family="logistic", priors=PRIORS, method=method, **FIT)
 
 
-def errors(post, means, sds):
+def errors(post, means, sds, names=("intercept", "group_sd[g]")):
     """Distances of posterior means from known ones, in their Monte Carlo errors."""
-    found = post.summary().loc[["intercept", "group_sd[g]"]]
+    found = post.summary().loc[list(names)]
     error = sds / np.sqrt(found["ess_bulk"].to_numpy())
     return np.abs(found["mean"].to_numpy() - means) / error
 
@@ -134,9 +134,7 @@ def test_a_coefficient_that_is_skewed_whatever_the_scales_is_drawn_with_them(mon
         with unwarned():  # of a level without zeros
             post = mo.fit("y ~ x + (1 | g)", table, "logistic", priors=priors, **method, **FIT)
         assert method or post.tuning["skewed coefficients"] == 1
-        found = post.summary().loc[["beta[x]", "intercept", "group_sd[g]"]]
-        error = sds / np.sqrt(found["ess_bulk"].to_numpy())
-        return np.abs(found["mean"].to_numpy() - means) / error
+        return errors(post, means, sds, ["beta[x]", "intercept", "group_sd[g]"])
 
     assert np.all(distances() < 4)
 
@@ -184,9 +182,7 @@ def test_an_overdispersion_is_drawn_with_the_scales_of_thin_groups(monkeypatch):
         with unwarned():
             post = mo.fit("y ~ (1 | g)", table, "negbinomial", priors=PRIORS, **method, **FIT)
         assert method or post.tuning["skewed coefficients"] == 1
-        found = post.summary().loc[["intercept", "overdispersion", "group_sd[g]"]]
-        error = sds / np.sqrt(found["ess_bulk"].to_numpy())
-        return np.abs(found["mean"].to_numpy() - means) / error
+        return errors(post, means, sds, ["intercept", "overdispersion", "group_sd[g]"])
 
     assert np.all(distances() < 4)
     monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))

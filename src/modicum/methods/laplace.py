@@ -23,8 +23,9 @@ pool.
 
 A density that draws come from is normal, or normal given scales that are drawn first. Where its
 draws do not suffice, it looks for a sharper one: along skewed axes the quantiles of the posterior
-take the place of the normal's, and given scales the log-likelihood is followed on average over
-draws, not at its mode. Each is judged by the same three numbers, and taken if it is better.
+take the place of the normal's; a few skewed coefficients are drawn first, like scales; and given
+these the log-likelihood is followed on average over draws, not at its mode. Each is judged by the
+same three numbers, and taken if it is better.
 
 Draws of equal weight are often handier. The independence sampler makes them: a chain whose
 proposals are the draws, each accepted with probability min(1, w' / w), leaves the weighted
@@ -610,8 +611,9 @@ class Laplace(Method):
             except ConvergenceError:
                 return best
             gained = proposals.verdict.share > GAINED * best.verdict.share
-            # either is enough, unless the best so far suffices
-            return proposals if gained + proposals.suffices > best.suffices else best
+            if best.suffices:
+                return proposals if proposals.suffices and gained else best
+            return proposals if proposals.suffices or gained else best
 
         best = weigh(density, WeighingPool(weights, self.pool or FIRST_POOL))
         if not best.suffices or best.verdict.share < EFFECTIVE:

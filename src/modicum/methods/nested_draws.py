@@ -568,13 +568,11 @@ class _Road(NamedTuple):
                 top = max(top, stop.log_density)
                 if stop.log_density < top - LOW:
                     break
-        lines, times = (
-            np.array([path[at].line for at in sorted(path)]),
-            slice(1 + size, 1 + 2 * size),
-        )
+        at = sorted(path)
+        lines, times = np.array([path[s].line for s in at]), slice(1 + size, 1 + 2 * size)
         most = np.log(STEEPER) / 2
         lines[:, times] = np.clip(lines[:, times] - first.line[times], -most, most)
-        return np.array(sorted(path)), lines
+        return np.array(at), lines
 
 
 def _solve_lower(lower: np.ndarray, right: np.ndarray, transposed: bool = False) -> np.ndarray:
