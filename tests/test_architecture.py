@@ -44,7 +44,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_131,
+    "models": 8_090,
     "rows": 7_020,
     "methods": 6_344,
     "posterior": 5_870,

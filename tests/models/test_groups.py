@@ -15,18 +15,17 @@ from modicum.arrays import as_either
 from modicum.kernels.whitening import Warp, Whitening
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.models import Target
-from modicum.models.covariances import (
-    Covariance,
+from modicum.models.constraints import (
+    Correlations,
     correlation_factor,
-    correlations,
     covariance_factor,
     log_unexplained,
     partial_exponents,
-    partials_of,
     partials_of_factor,
     unnormalized_lkj,
     unnormalized_lkj_integral,
 )
+from modicum.models.integrated import Covariance
 from modicum.models.multilevel import multilevel
 from modicum.models.priors.distributions import HalfNormal, as_tree
 from modicum.models.priors.exact import Effects, log_hyper_density
@@ -104,10 +103,12 @@ def test_correlated_effects_have_an_lkj_prior(count, x64):
     partials = tuple(range(sds[-1] + 1, sds[-1] + 1 + pairs))
     term = Effects((as_tree(HalfNormal(1.0)),) * count, np.asarray(eta), where, sds, partials)
 
+    known = Correlations(count)
+
     @jax.jit
     def transformed(own):
-        below, jacobian = correlations(own, count), jax.jacobian(lambda o: correlations(o, count))
-        return below, jacobian(own), partials_of(below, count)
+        below, jacobian = known.constrain(own), jax.jacobian(known.constrain)
+        return below, jacobian(own), known.free(below)
 
     def without_constant(t):
         below, jacobian, _ = transformed(t[np.array(partials)])
@@ -297,7 +298,7 @@ def test_every_correlation_has_its_known_distribution(x64):
     rng, count, eta = np.random.default_rng(1), 3, 1.5
     alpha = partial_exponents(count, eta)
     x = np.arctanh(2 * rng.beta(alpha, alpha, size=(4_000, 3)) - 1)
-    drawn = np.asarray(jax.jit(jax.vmap(lambda x: correlations(x, count)))(x))
+    drawn = np.asarray(jax.jit(jax.vmap(Correlations(count).constrain))(x))
     known = stats.beta(eta + count / 2 - 1, eta + count / 2 - 1, loc=-1, scale=2)
     wrong = stats.beta(eta, eta, loc=-1, scale=2)
     assert all(stats.kstest(drawn[:, k], known.cdf).pvalue > 0.01 for k in range(3))
@@ -306,14 +307,15 @@ def test_every_correlation_has_its_known_distribution(x64):
 
 def test_numbers_are_found_again_also_where_correlations_round_to_one(x64):
     x = np.array([[0.3, -0.7, 1.1], [40.0, -25.0, 30.0]])
+    two, three = Correlations(2), Correlations(3)
     factor = correlation_factor(x, 3)
     assert isinstance(factor, np.ndarray)
 
     @jax.jit
     def found(x):
         factor = correlation_factor(x, 3)
-        again = partials_of(correlations(x[0], 3), 3)
-        return factor, partials_of_factor(factor), again, partials_of(correlations(x[1, :1], 2), 2)
+        again = three.free(three.constrain(x[0]))
+        return factor, partials_of_factor(factor), again, two.free(two.constrain(x[1, :1]))
 
     compiled, partials, again, (near,) = found(x)
     np.testing.assert_allclose(compiled, factor, rtol=1e-12)

@@ -23,7 +23,6 @@ from modicum.kernels.expansion import group_proxy, variance_unit
 from modicum.methods.whole_groups import quadrature_doubts
 from modicum.models import FAMILIES, IntegratedEffects, integrated
 from modicum.models.model import unflattened
-from modicum.models.priors.resolved import OWN
 from modicum.passes import anchor_at, with_nodes
 from modicum.passes.integrated_groups import draw_effects
 from modicum.passes.sums import _hessian_sum
@@ -337,7 +336,7 @@ def test_means_over_groups_that_rows_do_not_name(name):
     def evaluated(theta):
         means = [model.expected(theta, rows) for rows in (batch, alone)]
         means += [given(theta, rows) for rows in (batch, alone)]
-        (factor,) = model.family.resolved_priors.effect_factors(theta[OWN])
+        (factor,) = model.family.effect_factors(theta)
         of_start = model.family.predictor_vector(theta, batch)  # where effects of h are 0
         return means, of_start, model.covariance.factor(theta), factor
 

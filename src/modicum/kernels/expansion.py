@@ -41,8 +41,7 @@ from modicum.arrays import as_either, is_numpy, namespace, power
 from modicum.kernels.protocols import Bend, Proxy
 from modicum.kernels.whitening import Whitening, warp_of
 from modicum.models import LinearPredictorModel, Target
-from modicum.models.covariances import entries_of
-from modicum.models.integrals import groups_of
+from modicum.models.integrated import entries_of, groups_of
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.hessians import covariance_places, factor_derivatives

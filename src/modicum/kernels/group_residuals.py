@@ -30,7 +30,7 @@ from modicum.kernels.expansion import expansion_coordinates, in_expansion_coordi
 from modicum.kernels.protocols import Proxy
 from modicum.kernels.slices import locate, starts
 from modicum.models import IntegratedEffects, Target
-from modicum.models.integrals import (
+from modicum.models.integrated import (
     GROUP_FIELDS,
     FlatGroups,
     Integrands,

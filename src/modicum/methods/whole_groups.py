@@ -16,7 +16,7 @@ from modicum.errors import ModicumWarning, listed
 from modicum.kernels.designs import Design
 from modicum.methods.method import Task
 from modicum.models import Target
-from modicum.models.integrals import FlatGroups, Groups, NumPyGroups
+from modicum.models.integrated import FlatGroups, Groups, NumPyGroups
 from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
 from modicum.passes.hyperparameters import scale_doubts

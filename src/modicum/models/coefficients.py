@@ -223,7 +223,7 @@ class CoefficientPriors(BaseModel):
     @property
     def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
         """Number of effects and concentration of each term whose effects are correlated."""
-        groups = () if self.resolved_priors is None else self.resolved_priors.pooled
+        groups = () if self.resolved_priors is None else self.resolved_priors.all_pooled
         return tuple((len(g.sds), g.eta) for g in groups if g.partials)
 
     @property

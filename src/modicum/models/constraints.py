@@ -14,22 +14,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite, sqrt
-from typing import NoReturn
+from math import isfinite, log, sqrt
+from typing import NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
+from scipy.special import betaln
 
 from modicum.arguments import names_checked
-from modicum.arrays import log_sigmoid, namespace, sigmoid
+from modicum.arrays import differentiable, log_sigmoid, namespace, sigmoid
 from modicum.errors import SettingError, is_number, suggestion
-from modicum.models.covariances import (
-    correlation_factor,
-    log_jacobian_of_factor,
-    partials_of_factor,
-)
 from modicum.runtime import Pytree, in_double_precision
 
 Shape = tuple[int, ...]
@@ -39,6 +35,16 @@ WITHIN = 1e-6  # tolerance of a starting value's sum about 1
 def _numbers(array: jax.Array) -> np.finfo[np.floating]:
     """Return the machine limits of an array's floating type."""
     return np.finfo(jnp.result_type(array, float))
+
+
+class Bijection(Protocol):
+    """A one-to-one map from free values."""
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        """Map free values to others."""
+
+    def free(self, value: jax.Array) -> jax.Array:
+        """Undo `constrain`."""
 
 
 class Constraint(ABC):
@@ -275,6 +281,112 @@ class _Steps(Constraint):
 
     def __repr__(self) -> str:
         return "monotonic steps"
+
+
+# Standard deviations of a few effects are sampled on the log scale. Of their correlations, the
+# numbers x are inverse hyperbolic tangents of canonical partial correlations r = tanh(x), which are
+# independent under the LKJ distribution (Lewandowski, Kurowicka and Joe 2009). They are in the
+# order of the entries below the diagonal, row by row, along the last axis; other axes are a batch.
+# 1 - r^2 is always computed from x: next to 1, r itself has lost the digits.
+
+
+@differentiable(slope=lambda x: -2 * namespace(x).tanh(x))
+def log_unexplained(x: jax.Array) -> jax.Array:
+    """log(1 - tanh(x)^2), with the derivatives also at 0, where |x| has none."""
+    xp = namespace(x)
+    size = xp.abs(x)
+    value: jax.Array = 2 * (log(2) - size - xp.log1p(xp.exp(-2 * size)))
+    return value
+
+
+def correlation_factor(x: jax.Array, count: int) -> jax.Array:
+    """Cholesky factors (..., count, count) of correlation matrices; NumPy arrays from NumPy's.
+
+    Every row has length 1: partial correlations divide what the entries before them left over.
+    """
+    xp, below = namespace(x), np.tri(count, k=-1, dtype=bool)
+    place = np.zeros((count, count), int)
+    place[below] = np.arange(x.shape[-1])
+    u = xp.where(below, x[..., place], 0.0)
+    # Entry (i, j): half the sum of log(1 - r^2) of row i over the columns before j.
+    log_left = 0.5 * xp.sum(xp.where(below, log_unexplained(u)[..., None, :], 0.0), axis=-1)
+    factor: jax.Array = xp.tril((xp.tanh(u) + np.eye(count, dtype=u.dtype)) * xp.exp(log_left))
+    return factor
+
+
+def partials_of_factor(factor: jax.Array) -> jax.Array:
+    """Undo `correlation_factor`; the result is finite also for a diagonal that vanished."""
+    factor = jnp.asarray(factor, jnp.result_type(factor, float))
+    later = jnp.flip(jnp.cumsum(jnp.flip(factor[..., 1:] ** 2, -1), axis=-1), -1)
+    left = jnp.sqrt(jnp.maximum(later, np.finfo(factor.dtype).tiny))
+    x = jnp.arcsinh(factor[..., :-1] / left)  # sinh(x) = r / sqrt(1 - r^2)
+    return x[(..., *np.tril_indices(factor.shape[-1], -1))]
+
+
+def log_jacobian_of_factor(x: jax.Array, count: int) -> jax.Array:
+    """Logarithm of |d factor / dx| for the entries below the diagonal, summed over the batch."""
+    row, column = np.tril_indices(count, -1)
+    log_slopes = log_unexplained(x)
+    return jnp.sum(jnp.asarray(1 + (row - 1 - column) / 2, log_slopes.dtype) * log_slopes)
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """Correlations of `count` effects, below the diagonal row by row, along the last axis."""
+
+    count: int
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        """Return the correlations, given the numbers x."""
+        factor = correlation_factor(free, self.count)
+        return (factor @ factor.swapaxes(-1, -2))[(..., *np.tril_indices(self.count, -1))]
+
+    def free(self, value: jax.Array) -> jax.Array:
+        """Return x; a correlation that was rounded to 1 becomes the number before it."""
+        below, (i, j) = jnp.asarray(value), np.tril_indices(self.count, -1)
+        last = 1 - np.finfo(below.dtype).epsneg
+        below = jnp.clip(below, -last, last)
+        matrix = jnp.eye(self.count, dtype=below.dtype).at[i, j].set(below).at[j, i].set(below)
+        return partials_of_factor(jnp.linalg.cholesky(matrix))
+
+
+def partial_exponents(count: int, eta: float | jax.Array) -> np.ndarray | jax.Array:
+    """alpha of each partial correlation r under an LKJ prior: (1 + r) / 2 is Beta(alpha, alpha)."""
+    column = np.tril_indices(count, -1)[1]
+    return eta + (count - 2 - column) / 2
+
+
+def draw_partials(count: int, eta: float, rng: np.random.Generator, number: int) -> np.ndarray:
+    """Draw the numbers x of `number` LKJ(eta) correlation matrices."""
+    alpha = np.asarray(partial_exponents(count, eta))
+    r = 2 * rng.beta(alpha, alpha, size=(number, len(alpha))) - 1
+    return np.asarray(np.arctanh(r))
+
+
+def unnormalized_lkj(x: jax.Array, count: int, eta: float | jax.Array) -> jax.Array:
+    """Log-density of the numbers x of an LKJ(eta) correlation matrix, without its constant.
+
+    It is (1 - r^2)^(alpha - 1) of each partial correlation r, times dr/dx = 1 - r^2.
+    """
+    xp = namespace(x)
+    terms = partial_exponents(count, eta) * log_unexplained(xp.asarray(x))
+    total: jax.Array = xp.sum(terms, axis=-1)
+    return total
+
+
+def unnormalized_lkj_integral(count: int, eta: float) -> float:
+    """Logarithm of the integral of exp(`unnormalized_lkj`)."""
+    alpha = np.asarray(partial_exponents(count, eta))
+    return float(np.sum((2 * alpha - 1) * log(2) + betaln(alpha, alpha)))
+
+
+def covariance_factor(hyper: jax.Array, count: int) -> jax.Array:
+    """Cholesky factors of Sigma from log sds and, if effects are correlated, the numbers x."""
+    xp = namespace(hyper)
+    sds: jax.Array = xp.exp(hyper[..., :count])
+    if hyper.shape[-1] == count:
+        return sds[..., None] * np.eye(count)
+    return sds[..., None] * correlation_factor(hyper[..., count:], count)
 
 
 @dataclass(frozen=True)

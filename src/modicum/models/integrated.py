@@ -1,28 +1,50 @@
 """Multilevel models in which group effects are integrated out.
 
-The units of such a model are the groups (`modicum.rows.grouped_rows`), each with one log-likelihood
-(`integrals`). This module has the model's settings, its priors and its parameter names.
+The log-likelihood of a group is
+
+    l_j(theta) = log integral prod_{i in j} f(y_i, x_i'beta + z_i'T v) N(v; 0, I) dv
+
+by Gauss-Hermite quadrature: at nodes v_jk = centre_j + spread_j xi_k the weights are
+log w_jk = log w_k + log|spread_j| + xi_k'xi_k/2 - v_jk'v_jk/2, and
+
+    l_j(theta) = log sum_k exp(log w_jk + sum_{i in j} f(y_i, x_i'beta + z_i'T v_jk)).
+
+Nodes follow the integrand. Its mode is found once per group, at the anchor; there the group's
+log-likelihood is expanded to a quadratic in its effects u = T v, b_j'u - u'Lambda_j u/2, so that
+
+    K_j = I + T'Lambda_j T,   centre_j = K_j^-1 T'(b_j - C_j (beta - beta*)),   spread_j = K_j^-1/2
+
+at any other parameters, with C_j = sum_i w_i z_i x_i' and w_i = -f'' of a row at the anchor. Fixed
+nodes would do if the posterior were narrow compared with a group's integrand. With few large groups
+it is not: an intercept known to tau / sqrt(groups) moves every group's effect by that much, while
+the effect itself is known to 1 / sqrt(rows in the group).
+
+The units of such a model, which are subsampled, are the groups (`rows.grouped_rows`). A batch
+without `group_centre` is evaluated with nodes found at the current parameters, and held fixed under
+differentiation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from functools import cached_property
+from itertools import product
+from typing import Annotated, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import Positive, Rule, check_settings
+from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, log_sum_exp, namespace
 from modicum.errors import DataError, SettingError, is_whole
-from modicum.models.integrals import GroupIntegrals
+from modicum.models.constraints import covariance_factor
 from modicum.models.linear_predictor import LinearPredictorModel
-from modicum.models.model import Batch, EffectScale, Labels, Params
+from modicum.models.model import BaseModel, Batch, EffectScale, Labels, Params, unflattened
 from modicum.models.outcome_checks import binary_fault
 from modicum.models.priors.distributions import LKJ, HalfNormal, is_positive
-from modicum.models.priors.exact import log_hyper_density
-from modicum.models.priors.resolved import OWN, ModelPriors, PooledPrior
+from modicum.models.priors.resolved import INTEGRATED, OWN, ModelPriors, PooledPrior
 from modicum.models.terms import (
     INTERCEPT,
     GroupTerm,
@@ -30,20 +52,220 @@ from modicum.models.terms import (
     slope_columns,
 )
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows, GroupIndex, as_groups
+from modicum.rows.grouped_rows import GroupedRows, GroupIndex, NodePlaces, as_groups
 from modicum.runtime import Array
 
 FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes differ from those of the integral
 MOST_NODES = 99
-NODES = Rule(
+NODE_COUNT = Rule(
     f"a whole number from {FEWEST_NODES} to {MOST_NODES}",
     lambda v: is_whole(v) and FEWEST_NODES <= v <= MOST_NODES,
 )
-PER_COMMON = 8  # a group's sd starts at its prior scale divided by this
+BLOCK = 4096  # rows evaluated together at all nodes, which about fit in a core's cache
+GROUP_FIELDS = {*GroupedRows.RESERVED[:-1], "probability"}  # fields of groups, not of rows
+
+
+class FlatGroups(NamedTuple):
+    """Rows of several groups one after the other, and sums over each group."""
+
+    rows: Batch  # fields of the rows, (rows, ...)
+    group: jax.Array  # group of each row; padding has a number beyond the last
+    groups: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> FlatGroups:
+        """Convert a flat batch as `GroupedRows` makes them."""
+        rows = {k: jnp.asarray(v) for k, v in batch.items() if k not in GROUP_FIELDS}
+        return cls(rows, jnp.asarray(batch["group_of_row"]), len(batch["group_rows"]))
+
+    @property
+    def present(self) -> jax.Array:
+        """True for rows, False for padding."""
+        return self.group < self.groups
+
+    def sum(self, values: jax.Array) -> jax.Array:
+        """Sum over the rows of each group, (groups, ...)."""
+        return jax.ops.segment_sum(values, self.group, self.groups, indices_are_sorted=True)
+
+    def spread(self, values: jax.Array) -> jax.Array:
+        """Return for each row the value of its group."""
+        return values[jnp.minimum(self.group, self.groups - 1)]
+
+    def in_blocks(self) -> Iterator[tuple[slice, FlatGroups]]:
+        """Yield all groups at once."""
+        yield slice(None), self
+
+
+class NumPyGroups(NamedTuple):
+    """`FlatGroups` for NumPy, without padding.
+
+    Arrays have the rows along their fastest axis, which makes NumPy's inner loops long.
+    """
+
+    rows: Batch
+    group: np.ndarray  # group of each row
+    start: np.ndarray  # first row of each group
+
+    @classmethod
+    def of(cls, batch: Batch) -> NumPyGroups:
+        """Convert a flat batch as `GroupedRows` makes them."""
+        size = np.asarray(batch["group_rows"])
+        size = size[size > 0]
+        count = int(size.sum())
+        rows = {k: np.asarray(v)[:count] for k, v in batch.items() if k not in GROUP_FIELDS}
+        return cls(rows, np.repeat(np.arange(len(size)), size), np.cumsum(size) - size)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return len(self.start)
+
+    @property
+    def present(self) -> jax.Array:
+        """True for every row: nothing is padding."""
+        return as_either(np.ones(len(self.group), bool))
+
+    def sum(self, values: jax.Array) -> jax.Array:
+        """Sum over the rows of each group, (groups, ...)."""
+        return as_either(np.add.reduceat(np.asarray(values), self.start, axis=0))
+
+    def spread(self, values: jax.Array) -> jax.Array:
+        """Return for each row the value of its group."""
+        return as_either(np.take(np.asarray(values).T, self.group, axis=-1).T)
+
+    def in_blocks(self) -> Iterator[tuple[slice, NumPyGroups]]:
+        """Yield a few groups at a time, with their slice of all groups."""
+        ends = np.r_[self.start[1:], len(self.group)]
+        first = 0
+        while first < len(ends):
+            begin = self.start[first]
+            stop = max(first + 1, int(np.searchsorted(ends, begin + BLOCK, side="right")))
+            own = slice(begin, ends[stop - 1])  # the rows of these groups
+            rows = {name: values[own] for name, values in self.rows.items()}
+            groups = slice(first, stop)
+            yield groups, NumPyGroups(rows, self.group[own] - first, self.start[groups] - begin)
+            first = stop
+
+
+class PaddedGroup(NamedTuple):
+    """`FlatGroups` for a single group, whose rows beyond the first `size` are padding."""
+
+    rows: Batch
+    size: jax.Array
+    groups: int = 1
+
+    @property
+    def present(self) -> jax.Array:
+        """True for rows, False for padding."""
+        return jnp.arange(len(next(iter(self.rows.values())))) < self.size
+
+    def sum(self, values: jax.Array) -> jax.Array:
+        """Sum over all rows but padding, (1, ...)."""
+        present = self.present.reshape(-1, *[1] * (values.ndim - 1))
+        return jnp.sum(jnp.where(present, values, 0.0), axis=0, keepdims=True)
+
+    def spread(self, values: jax.Array) -> jax.Array:
+        """Return the group's value for each row."""
+        count = len(next(iter(self.rows.values())))
+        return jnp.broadcast_to(values[0], (count, *values.shape[1:]))
+
+
+Groups: TypeAlias = FlatGroups | NumPyGroups | PaddedGroup
+
+
+def groups_of(batch: Batch, t: Array) -> FlatGroups | NumPyGroups:
+    """Return the groups of a flat batch, to be evaluated with the library of the point `t`."""
+    return NumPyGroups.of(batch) if is_numpy(t) else FlatGroups.of(batch)
+
+
+NODES = {1: 9, 2: 7, 3: 5}  # nodes per effect, by the number of effects
+NEWTON_STEPS = 10  # most Newton steps to the centre of a group's integrand
+SETTLED = 1e-5  # longest last step of a converged group; the remaining error is its square
+LONGEST_STEP = 2.0  # longest Newton step, in prior standard deviations of an effect
+
+
+class Nodes(NamedTuple):
+    """Quadrature nodes of some groups."""
+
+    v: jax.Array  # (groups, nodes, effects)
+    log_weight: jax.Array  # (groups, nodes)
+
+
+class Integrands(NamedTuple):
+    """Log-likelihoods of some groups in their effects, as quadratics about their modes."""
+
+    pull: jax.Array  # b, (groups, effects)
+    information: jax.Array  # Lambda, (groups, effects, effects)
+    weighted: jax.Array  # w_i z_i, (rows, effects): decrease of the pull per unit of predictor
+
+
+def inverse(S: jax.Array) -> jax.Array:
+    """Inverses of positive definite matrices (..., r, r) for r up to 3."""
+    xp, size = namespace(S), S.shape[-1]
+    if size == 1:
+        return 1 / S
+    if size == 2:
+        a, b, c = S[..., 0, 0], S[..., 0, 1], S[..., 1, 1]
+        inverse: jax.Array = xp.stack([xp.stack([c, -b], -1), xp.stack([-b, a], -1)], -2)
+        return inverse / (a * c - b**2)[..., None, None]
+    rows = [S[..., k, :] for k in range(3)]
+    cofactors: jax.Array = xp.stack(
+        [xp.cross(rows[(k + 1) % 3], rows[(k + 2) % 3]) for k in range(3)], -1
+    )
+    return cofactors / xp.sum(rows[0] * cofactors[..., 0], axis=-1)[..., None, None]
+
+
+def lower_factor(S: jax.Array) -> jax.Array:
+    """Cholesky factors of positive definite matrices (..., r, r), from their lower triangles."""
+    xp, size = namespace(S), S.shape[-1]
+    zero = xp.zeros(S.shape[:-2])
+    L: list[list[jax.Array]] = []
+    for i in range(size):
+        row: list[jax.Array] = []
+        for j in range(i + 1):
+            entry = S[..., i, j]
+            for k in range(j):
+                entry = entry - row[k] * (L[j] if j < i else row)[k]
+            row.append(xp.sqrt(entry) if i == j else entry / L[j][j])
+        L.append(row)
+    padded = [xp.stack([*row, *[zero] * (size - len(row))], -1) for row in L]
+    factor: jax.Array = xp.stack(padded, -2)
+    return factor
 
 
 @dataclass(frozen=True)
-class IntegratedEffects(GroupIntegrals):
+class Covariance:
+    """The covariance of `size` effects; it is diagonal unless they are `correlated`."""
+
+    size: int
+    correlated: bool = True
+
+    @property
+    def pairs(self) -> int:
+        """Number of correlations."""
+        return self.size * (self.size - 1) // 2 if self.correlated else 0
+
+    def hyper(self, theta: Params) -> jax.Array:
+        """Return log sds and, if effects are correlated, the numbers x, in one vector."""
+        names = INTEGRATED[: 1 + bool(self.pairs)]
+        xp = namespace(theta[names[0]])
+        joined: jax.Array = xp.concatenate([xp.asarray(theta[name]) for name in names])
+        return joined
+
+    def factor(self, theta: Params) -> jax.Array:
+        """Return T, lower triangular: effects are T v with v ~ N(0, I)."""
+        return covariance_factor(self.hyper(theta), self.size)
+
+
+def entries_of(factor: jax.Array, correlated: bool) -> jax.Array:
+    """Return the free entries of S = T T': the lower triangle, or the diagonal."""
+    S = factor @ factor.T
+    size = len(S)
+    return jnp.stack([S[i, j] for i in range(size) for j in range(i + 1) if correlated or i == j])
+
+
+@dataclass(frozen=True)
+class IntegratedEffects(BaseModel):
     """A family whose linear predictor varies by group, with the groups' effects integrated out.
 
     Parameters
@@ -86,7 +308,7 @@ class IntegratedEffects(GroupIntegrals):
     group_sd: float | tuple[float, ...] | None = None
     concentration: Positive = LKJ().eta
     nodes: Annotated[
-        Annotated[int, NODES] | None,
+        Annotated[int, NODE_COUNT] | None,
         "where integrals need more, keep the effects as explicit parameters (groups=)",
     ] = None
     columns: tuple[int, ...] | None = None
@@ -128,12 +350,6 @@ class IntegratedEffects(GroupIntegrals):
     def group_terms(self) -> tuple[GroupTerm, ...]:  # type: ignore[override]
         """The integrated term, and the explicit ones of the family: the order of the draws."""
         return (self.term, *self.family.group_terms)
-
-    @property
-    def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
-        """That of the integrated effects, and those of the family's explicit ones."""
-        own = ((self.effects, self.concentration),) if self.covariance.pairs else ()
-        return (*own, *self.family.lkj_priors)
 
     @property
     def integrated_group(self) -> str:  # type: ignore[override]
@@ -180,47 +396,95 @@ class IntegratedEffects(GroupIntegrals):
                 raise DataError(constant_slope(name, self.group))
         return groups
 
-    # Priors -------------------------------------------------------------------------------
-
-    def log_prior(self, theta: Params) -> jax.Array:
-        """Sum the log-priors of the family and of the effects' covariance."""
-        return self.family.log_prior(theta) + self.log_own_prior(theta)
-
-    def log_own_prior(self, theta: Params) -> jax.Array:
-        """Log-prior of the covariance of the integrated effects."""
-        prior = self.own_prior
-        return log_hyper_density(prior.scales, np.asarray(prior.eta), self.covariance.hyper(theta))
+    # Priors and names -----------------------------------------------------------------------
 
     @property
-    def own_prior(self) -> PooledPrior:
-        """The prior of the integrated effects, which are no parameters."""
-        if self.scales is None:
+    def term(self) -> GroupTerm:
+        """The effects as a group term, which names them in draws: "group", "group:column"."""
+        effects = (*([INTERCEPT] if self.intercept else []), *self.slopes)
+        return GroupTerm(self.group, effects, self.correlated)
+
+    @cached_property
+    def whole(self) -> LinearPredictorModel:
+        """The family with the prior of the integrated effects, of which it says all but values."""
+        if self.scales is None or self.family.resolved_priors is None:
             raise SettingError(
                 "the default prior of group_sd is in the units of the data, so it needs rows: "
                 "use model.resolved(rows), or give group_sd."
             )
-        return PooledPrior(
-            self.term, 0, tuple(map(HalfNormal, self.scales)), LKJ(self.concentration)
-        )
+        sds = tuple(map(HalfNormal, self.scales))
+        own = PooledPrior(self.term, 0, sds, LKJ(self.concentration))
+        priors = replace(self.family.resolved_priors, integrated=own)
+        return replace(self.family, resolved_priors=priors)
 
     @property
     def resolved_priors(self) -> ModelPriors | None:  # type: ignore[override]
-        """The family's priors."""
-        return self.family.resolved_priors
+        """The priors of the family, and of the effects' covariance."""
+        return self.family.resolved_priors and self.whole.resolved_priors
+
+    @property
+    def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
+        """That of the integrated effects, and those of the family's explicit ones."""
+        return self.whole.lkj_priors
 
     @property
     def splits_prior(self) -> bool:  # type: ignore[override]
         """Whether there are explicit effects, whose joint density with their sds has no mode."""
         return bool(self.family.pooled)
 
+    def log_prior(self, theta: Params) -> jax.Array:
+        """Sum the log-priors of the family and of the effects' covariance."""
+        return self.whole.log_prior(theta)
+
     def draw_prior(
         self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
     ) -> Params:
         """Draw the family's parameters, and the covariance of the effects."""
-        theta = self.family.draw_prior(shapes, number, rng)
-        log_sd, partials, _ = self.own_prior.draw(number, rng)
-        own = {"group_log_sd": log_sd, "group_partial": partials}
-        return theta | {name: drawn for name, drawn in own.items() if drawn.size}
+        return self.whole.draw_prior(shapes, number, rng)
+
+    def describe_priors(self, rows: Rows) -> dict[str, str]:
+        """Describe the family's priors, and those of the effects' covariance."""
+        return self.whole.describe_priors(rows)
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the family's parameters, group_sd and group_cor."""
+        return self.whole.report(theta)
+
+    def restore(self, named: Mapping[str, Array]) -> Params:
+        """Undo `report`."""
+        return self.whole.restore(named)
+
+    def labels(self, rows: Rows) -> Labels:
+        """Label coefficients by columns of x, and sds and correlations by effects."""
+        return self.whole.labels(rows)
+
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
+        """Name the entries of the flat vector, where a reported name may be in two places."""
+        assert rows is not None
+        labels = {name: iter(own) for name, (own,) in self.labels(rows).items()}
+        names = []
+        for entry in self.whole.reported():
+            leaf, where = entry.parts[0]
+            count = where.stop - where.start if isinstance(where, slice) else 0
+            own = [f"{entry.name}[{next(labels[entry.name])}]" for _ in range(count)]
+            names.append((leaf, own or [leaf]))
+        return tuple(name for _, own in sorted(names, key=lambda pair: pair[0]) for name in own)
+
+    def start(self, rows: Rows) -> Params:
+        """Start where the family does, with small standard deviations and no correlation."""
+        family = self.whole
+        assert family.resolved_priors is not None
+        if family.resolved_priors.shrunk and not family.pooled:
+            raise SettingError(
+                "a horseshoe prior cannot be combined with effects that are integrated out; make "
+                "the effects explicit (groups=), or give the coefficients another prior."
+            )
+        if family.constrained:
+            raise SettingError(
+                "coefficients within bounds, or monotonic ones, cannot be combined with effects "
+                "that are integrated out; make the effects explicit (groups=)."
+            )
+        return family.start(rows.members)
 
     def resolved(self, rows: Rows) -> IntegratedEffects:
         """Return the model with all priors fixed, and the positions of the varying columns."""
@@ -252,86 +516,7 @@ class IntegratedEffects(GroupIntegrals):
             nodes_at=None,
         )
 
-    def describe_priors(self, rows: Rows) -> dict[str, str]:
-        """Describe the family's priors, and the half-normal and LKJ priors of the effects."""
-        text = dict(self.family.describe_priors(rows))
-        text |= zip(self.term.sd_keys, map(str, self.own_prior.sds), strict=True)
-        if self.covariance.pairs:
-            text["group_cor"] = f"LKJ({self.concentration:g})"
-        return text
-
-    # Layout, names, checks ----------------------------------------------------------------
-
-    @property
-    def term(self) -> GroupTerm:
-        """The effects as a group term, which names them in draws: "group", "group:column"."""
-        effects = (*([INTERCEPT] if self.intercept else []), *self.slopes)
-        return GroupTerm(self.group, effects, self.correlated)
-
-    def start(self, rows: Rows) -> Params:
-        """Start where the family does, with small standard deviations and no correlation."""
-        members = rows.members
-        assert self.scales is not None
-        theta = dict(self.family.start(members))
-        if OWN in theta and not self.family.pooled:
-            raise SettingError(
-                "a horseshoe prior cannot be combined with effects that are integrated out; make "
-                "the effects explicit (groups=), or give the coefficients another prior."
-            )
-        if self.family.constrained:
-            raise SettingError(
-                "coefficients within bounds, or monotonic ones, cannot be combined with effects "
-                "that are integrated out; make the effects explicit (groups=)."
-            )
-        theta["group_log_sd"] = np.log(np.asarray(self.scales) / PER_COMMON)
-        if self.covariance.pairs:
-            theta["group_partial"] = np.zeros(self.covariance.pairs)
-        return theta
-
-    def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the family's parameters, group_sd and group_cor."""
-        own = {"group_log_sd", "group_partial"}
-        common = {name: value for name, value in theta.items() if name not in own}
-        of_family, of_groups = self.family.report(common), self.covariance.report(theta)
-        for name in set(of_family) & set(of_groups):  # entries of explicit effects come last
-            of_groups[name] = jnp.concatenate([of_groups[name], of_family[name]])
-        return of_family | of_groups
-
-    def restore(self, named: Mapping[str, Array]) -> Params:
-        """Undo `report`."""
-        common, of_groups = dict(named), {}
-        for name, count in (("group_sd", self.effects), ("group_cor", self.covariance.pairs)):
-            if name in named:
-                both = jnp.asarray(common.pop(name))
-                of_groups[name] = both[:count]
-                common |= {name: both[count:]} if both.shape[0] > count else {}
-        return self.family.restore(common) | self.covariance.restore(of_groups)
-
-    def labels(self, rows: Rows) -> Labels:
-        """Label coefficients by columns of x, and sds and correlations by effects."""
-        labels = dict(self.family.labels(rows))
-        for name, mine in (("group_sd", self.term.sd_names), ("group_cor", self.term.cor_names)):
-            theirs = labels.pop(name, ((),))[0]
-            labels |= {name: ((*mine, *theirs),)} if mine or theirs else {}
-        return labels
-
-    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
-        """Name the entries of the flat vector, which are in the order of their sorted keys."""
-        assert rows is not None
-        labels, terms = self.family.labels(rows), self.family.pooled
-        beta = [f"beta[{column}]" for column in labels.get("beta", ((),))[0]]
-        effects = [
-            f"{name}[{level}]" for t in terms for name in t.names for level in labels[name][0]
-        ]
-        own = [f"group_cor[{name}]" for t in terms for name in t.cor_names]
-        own += [key for t in terms for key in t.sd_keys]
-        known = {
-            "beta": [*beta, *effects],
-            "group_log_sd": [f"group_sd[{name}]" for name in self.term.sd_names],
-            "group_partial": [f"group_cor[{name}]" for name in self.term.cor_names],
-            OWN: own,
-        }
-        return tuple(name for key in sorted(self.start(rows)) for name in known.get(key, [key]))
+    # Rows and predictions -------------------------------------------------------------------
 
     def check_variation(self, rows: Rows) -> None:
         """Refuse rows that vary too little for the family."""
@@ -360,11 +545,238 @@ class IntegratedEffects(GroupIntegrals):
 
     def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
         """For each group term T: the effects of a group are T v, with v standard normal."""
-        return (self.covariance.factor(theta), *self.family.effect_factors(theta))
+        return self.whole.effect_factors(theta)
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
         """Return the class that the family predicts."""
         return self.family.decide(expected)
+
+    # Shapes -------------------------------------------------------------------------------
+
+    @property
+    def effects(self) -> int:
+        """Number of effects per group, r."""
+        return len(self.slopes) + self.intercept
+
+    @property
+    def covariance(self) -> Covariance:
+        """The covariance of a group's effects."""
+        return Covariance(self.effects, self.correlated and self.effects > 1)
+
+    @property
+    def per_effect(self) -> int:
+        """Quadrature nodes per effect."""
+        return self.nodes or NODES[self.effects]
+
+    @cached_property
+    def rule(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes xi (nodes, effects) and log-weights of the product rule for N(0, I)."""
+        xi, w = np.polynomial.hermite_e.hermegauss(self.per_effect)
+        log_w = np.log(w) - HALF_LOG_2PI
+        points = np.array(list(product(xi, repeat=self.effects)))
+        return points, np.array([sum(part) for part in product(log_w, repeat=self.effects)])
+
+    # Rows ---------------------------------------------------------------------------------
+
+    def effect_columns(self, rows: Batch) -> jax.Array:
+        """z of each row, (rows, effects): one for the intercept, then the columns that vary."""
+        xp = namespace(rows["y"])
+        columns = [xp.ones(len(rows["y"]), np.float64)] if self.intercept else []
+        for j in self.columns or ():
+            columns.append(xp.asarray(rows["x"])[:, j].astype(np.float64))
+        z: jax.Array = xp.stack(columns).T
+        return z
+
+    def linear(self, theta: Params, rows: Batch) -> jax.Array:
+        """Predictor of each row without the effects of its group, in float64."""
+        if not (is_numpy(theta["beta"]) and is_numpy(rows["y"])):
+            return self.family.linear(theta, rows).astype(jnp.float64)
+        eta = self.family.matrix(rows) @ as_either(theta["beta"])
+        eta = eta + theta.get("intercept", 0.0) + rows.get("offset", 0.0)
+        return eta.astype(np.float64)
+
+    def along_effects(self, rows: Batch, effects: jax.Array) -> jax.Array:
+        """z_i'u of each row, given the effects (rows, ..., effects) of its group, (rows, ...)."""
+        z = self.effect_columns(rows)
+        axes = (slice(None), *[None] * (effects.ndim - 2))
+        return sum(
+            (z[:, a][axes] * effects[..., a] for a in range(1, self.effects)),
+            z[:, 0][axes] * effects[..., 0],
+        )
+
+    def row_values(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
+        """f of each row (and node: trailing axes of eta), times its frequency weight."""
+        if self.family.in_eta_alone:
+            return self.row_derivatives(eta, rows)[0]
+        axes = (slice(None), *[None] * (eta.ndim - 1))
+        y = self.family.outcome(rows).astype(jnp.float64)[axes]
+        shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
+        outcome_shape = "()" if len(self.family.row_fields) == 1 else "(s)"
+        density: Callable[..., jax.Array] = jnp.vectorize(
+            self.family.row_density, signature=f"(q),{outcome_shape}->()"
+        )
+        f = density(jnp.stack([eta, *shared], axis=-1), y)
+        return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
+
+    def row_slopes(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
+        """f' of each row in its predictor, with axes as in `row_values`."""
+        if not self.family.in_eta_alone:
+            ones = jnp.ones_like(eta)
+            return jax.jvp(lambda e: self.row_values(e, extras, rows), (eta,), (ones,))[1]
+        return self.row_derivatives(eta, rows)[1]
+
+    def bends(
+        self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """f of each row, its gradient and its Hessian in the predictor and the extras."""
+        if self.family.in_eta_alone:
+            f, f1, f2, *_ = self.row_derivatives(eta, rows)
+            return f, f1[:, None], f2[:, None, None]
+        outcomes = {k: rows[k] for k in (*self.family.row_fields, "row_weight") if k in rows}
+        w = jnp.stack([eta, *[jnp.broadcast_to(x, eta.shape) for x in extras]], axis=-1)
+
+        def of(w: jax.Array, row: Batch) -> jax.Array:
+            batch = jax.tree.map(lambda field: field[None], row)
+            return self.row_values(w[:1], list(w[1:]), batch)[0]
+
+        return jax.vmap(expansion(of))(w, outcomes)
+
+    def row_derivatives(self, eta: jax.Array, rows: Batch) -> tuple[jax.Array, ...]:
+        """f and its derivatives in eta, for a family without extra parameters."""
+        axes = (slice(None), *[None] * (eta.ndim - 1))
+        y = self.family.outcome(rows).astype(np.float64)[axes]
+        derivatives = self.family.derivatives(eta, y)
+        if "row_weight" not in rows:
+            return derivatives
+        weight = namespace(eta).asarray(rows["row_weight"])[axes]
+        return tuple(weight * part for part in derivatives)
+
+    def extras_of(self, theta: Params) -> tuple[jax.Array, ...]:
+        """Return the family's extra parameters."""
+        return tuple(jnp.asarray(theta[name]) for name in self.family.extras)
+
+    # Groups -------------------------------------------------------------------------------
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """l_j of each group of the batch; rows without a group are each a new group."""
+        if "group_of_row" not in batch:
+            count = len(batch["y"])
+            own = {"group_of_row": jnp.arange(count), "group_rows": jnp.ones(count, jnp.int32)}
+            batch = dict(batch) | own
+        flat = FlatGroups.of(batch)
+        return self.group_likelihoods(theta, flat, NodePlaces.in_batch(batch))
+
+    def group_likelihoods(
+        self, theta: Params, flat: Groups, node_places: NodePlaces | None
+    ) -> jax.Array:
+        """l_j of each group, log sum_k exp(log w_jk + sum_i f(y_i, x_i'beta + z_i'T v_jk)).
+
+        The nodes follow from `node_places` at an anchor, or else are found at theta.
+        """
+        nodes = self.nodes_of(theta, flat, node_places)
+        effects = flat.spread(nodes.v @ self.covariance.factor(theta).T)
+        eta = self.linear(theta, flat.rows)[:, None] + self.along_effects(flat.rows, effects)
+        f = self.row_values(eta, self.extras_of(theta), flat.rows)
+        return log_sum_exp(nodes.log_weight + flat.sum(f))
+
+    def nodes_of(self, theta: Params, flat: Groups, node_places: NodePlaces | None) -> Nodes:
+        """Return the nodes of each group at theta.
+
+        `node_places` at the anchor move with theta; without them, nodes are found at theta, and
+        are fixed under differentiation.
+        """
+        if node_places is None:
+            theta = theta if is_numpy(theta["beta"]) else jax.lax.stop_gradient(theta)
+            near = self.integrands(theta, self.places(theta, flat), flat)
+            return self.nodes_near(near, self.covariance.factor(theta), 0.0)
+        likelihood_params = {name: leaf for name, leaf in theta.items() if name != OWN}
+        anchor = unflattened(likelihood_params, as_either(node_places.point))
+        near = self.integrands(anchor, as_either(node_places.centre), flat)
+        e = self.linear(theta, flat.rows) - self.linear(anchor, flat.rows)
+        return self.nodes_near(near, self.covariance.factor(theta), self.shift(near, e, flat))
+
+    def shift(self, near: Integrands, e: jax.Array, flat: Groups) -> jax.Array:
+        """C_j (beta - beta*): decrease of the groups' pull when predictors increase by e."""
+        return flat.sum(e[:, None] * near.weighted)
+
+    def nodes_near(self, near: Integrands, T: jax.Array, shift: jax.Array | float) -> Nodes:
+        """Return nodes for effects T v, where the groups' pull has decreased by `shift`.
+
+        Their weights include the ratio of the prior to the Gaussian of the rule.
+        """
+        centre, spread = self.widths(near, T, shift)
+        xp, (xi, log_w) = namespace(centre), self.rule
+        v = centre[:, None, :] + xp.einsum("jab,kb->jka", spread, xi)
+        log_det = xp.sum(xp.log(xp.diagonal(spread, axis1=1, axis2=2)), axis=1)
+        outside = 0.5 * (np.sum(xi**2, axis=1) - xp.sum(v**2, axis=2))
+        return Nodes(v, log_w + log_det[:, None] + outside)
+
+    def widths(
+        self, near: Integrands, T: jax.Array, shift: jax.Array | float
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the centre in v of each integrand's Gaussian, and a factor of its covariance."""
+        xp = namespace(near.pull)
+        covariance = inverse(T.T @ near.information @ T + np.eye(self.effects))
+        centre = xp.einsum("jab,jb->ja", covariance, (near.pull - shift) @ T)
+        return centre, lower_factor(covariance)
+
+    def integrands(self, theta: Params, centre: jax.Array, flat: Groups) -> Integrands:
+        """Expand the groups' log-likelihoods to quadratics in their effects, about v = centre."""
+        z, T = self.effect_columns(flat.rows), self.covariance.factor(theta)
+        xp = namespace(z)
+        u = xp.asarray(centre, np.float64) @ T.T
+        eta = self.linear(theta, flat.rows)
+        f1, w = self._slope_and_weight(
+            eta + self.along_effects(flat.rows, flat.spread(u)), theta, flat
+        )
+        weighted = w[:, None] * z
+        information = flat.sum(weighted[:, :, None] * z[:, None, :])
+        pull = flat.sum(f1[:, None] * z) + xp.einsum("jab,jb->ja", information, u)
+        return Integrands(pull, information, xp.where(flat.present[:, None], weighted, 0.0))
+
+    def _slope_and_weight(
+        self, eta: jax.Array, theta: Params, flat: Groups
+    ) -> tuple[jax.Array, jax.Array]:
+        """f' of each row, and -f'' where that is positive."""
+        if self.family.in_eta_alone:
+            _, f1, f2, *_ = self.row_derivatives(eta, flat.rows)
+            return f1, namespace(f2).maximum(-f2, 0.0)
+        extras, ones = self.extras_of(theta), jnp.ones_like(eta)
+        f1, f2 = jax.jvp(lambda e: self.row_slopes(e, extras, flat.rows), (eta,), (ones,))
+        return f1, jnp.maximum(-f2, 0.0)
+
+    def places(self, theta: Params, flat: Groups) -> jax.Array:
+        """Find the mode in v of each group's integrand, (groups, effects).
+
+        It is rounded to float32, in which it is stored with the groups: passes that find it and
+        chains that read it then evaluate the same function.
+        """
+        z = self.effect_columns(flat.rows) @ self.covariance.factor(theta)  # multiplies v
+        eta, xp = self.linear(theta, flat.rows), namespace(z)
+
+        def step(state: tuple[int, jax.Array, float]) -> tuple[int, jax.Array, float]:
+            number, v, _ = state
+            f1, w = self._slope_and_weight(eta + xp.sum(z * flat.spread(v), axis=1), theta, flat)
+            gradient = flat.sum(f1[:, None] * z) - v
+            precision = flat.sum(w[:, None, None] * z[:, :, None] * z[:, None, :])
+            covariance = inverse(precision + np.eye(self.effects))
+            move = xp.einsum("jab,jb->ja", covariance, gradient)
+            length = xp.sqrt(xp.sum(move**2, axis=1, keepdims=True))
+            v = v + move * xp.minimum(1.0, LONGEST_STEP / xp.maximum(length, 1e-300))
+            return number + 1, v, xp.max(length)
+
+        def moves(state: tuple[int, jax.Array, float]) -> bool:
+            number, _, longest = state
+            more: bool = (number < NEWTON_STEPS) & (longest > SETTLED)
+            return more
+
+        state = (0, xp.zeros((flat.groups, self.effects)), np.inf)
+        if xp is np:
+            while moves(state):
+                state = step(state)
+        else:
+            state = jax.lax.while_loop(moves, step, state)
+        return state[1].astype(np.float32).astype(np.float64)
 
 
 def _column_of_x(rows: Rows, name: str) -> int:

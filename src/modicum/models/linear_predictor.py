@@ -8,7 +8,7 @@ the model's other parameters (a log-scale), which are the same for every row.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -43,7 +43,14 @@ from modicum.models.partial_outcomes import (
     log_density_of_part,
     tails_everywhere,
 )
-from modicum.models.priors.resolved import MEAN_STEP, OWN, STEP_SHARE
+from modicum.models.priors.resolved import (
+    MEAN_STEP,
+    STEP_SHARE,
+    Part,
+    Reported,
+    entries_at,
+    nested,
+)
 from modicum.models.separation import find_silent_counts
 from modicum.models.terms import check_groups, common_columns
 from modicum.rows import Rows
@@ -504,9 +511,7 @@ class LinearPredictorModel(CoefficientPriors):
     def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
         """For each group term T: the effects of a group are T v, with v standard normal."""
         priors = self.resolved_priors
-        if priors is None or not self.groups:
-            return ()
-        return priors.effect_factors(theta[OWN])[len(self.smooths) :]  # groups come last
+        return () if priors is None else priors.effect_factors(theta)
 
     # Layout, names, checks ----------------------------------------------------------------
 
@@ -536,74 +541,74 @@ class LinearPredictorModel(CoefficientPriors):
         groups = self.resolved_priors.pooled if self.resolved_priors else ()
         return len(common_columns(self.pooled, rows)) + sum(group.size for group in groups)
 
-    def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the parameters, with pooled coefficients and hyperparameters apart.
+    def reported(self) -> Iterator[Reported]:
+        """Yield what draws show: coefficients, effects, other parameters, hyperparameters."""
+        priors = self.resolved_priors
+        if priors is None:
+            yield Reported("beta", (Part("beta"),))
+        else:
+            end = len(priors.coefficients)
+            spans = [] if self.coding is None else list(self.coding.predictors)
+            spans = [(f"{name}.beta", a, b) for name, a, b in spans if b <= end]
+            spans = [("beta", 0, min([end, *(first for _, first, _ in spans)])), *spans]
+            for name, size in (
+                (n, group.levels) for group in priors.pooled for n in group.term.names
+            ):
+                spans.append((name, end, end := end + size))
+            for name, first, last in spans:
+                if last > first:
+                    yield Reported(name, (Part("beta", slice(first, last)),))
+        yield from self.reported_alone()
+        if priors is not None:
+            yield from priors.reported()
 
-        They may have leading axes, and be NumPy's, unless coefficients have constraints. Extra
-        parameters are reported themselves, rather than on their coordinates.
-        """
-        rest = {name: leaf for name, leaf in theta.items() if name != OWN}
-        named = self.split_effects(super().report(rest))
+    def reported_alone(self) -> Iterator[Reported]:
+        """Yield the intercept, and extra parameters themselves rather than their coordinates."""
+        if self.intercept:
+            yield Reported("intercept", (Part("intercept"),))
         for extra in self.sampled_extras:
             coordinate, name = coordinate_of(extra)
             if name in self.modelled:
-                named[f"{name}.intercept"] = named.pop(extra)
+                yield Reported(f"{name}.intercept", (Part(extra),))
             else:
-                named[name] = coordinate.constrain(named.pop(extra))
-        return named | self.report_own(theta)
+                yield Reported(name, (Part(extra),), coordinate)
 
-    def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Split `beta` by predictors into common coefficients, and into named group effects."""
-        named = self.coefficients(named)
-        parts = self._parts(np.shape(named["beta"])[-1])
-        if set(parts) == {"beta"}:
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the parameters, with means and shares of monotonic steps.
+
+        They may have leading axes, and be NumPy's, unless coefficients have constraints.
+        """
+        xp, sampled = namespace(theta["beta"]), self.coefficients(theta)
+        shown: dict[str, list[jax.Array]] = {}
+        for name, places, values in self.reported():
+            own = [entries_at(sampled, place) for place in places]
+            whole = own[0] if len(own) == 1 else xp.stack(own, axis=-1)
+            shown.setdefault(name, []).append(values.constrain(whole))
+        named = {k: v[0] if len(v) == 1 else xp.concatenate(v, axis=-1) for k, v in shown.items()}
+        if self.resolved_priors is None or jnp.ndim(theta["beta"]) > 1:  # steps of classes
             return named
-        beta = named.pop("beta")
-        return {name: beta[..., part] for name, part in parts.items()} | named
-
-    def _parts(self, size: int) -> dict[str, slice]:
-        """Where in `beta` each reported parameter is; those without entries are left out."""
-        priors = self.resolved_priors
-        groups = () if priors is None else priors.pooled
-        first = size - sum(group.size for group in groups)
-        spans = () if self.coding is None else self.coding.predictors
-        others = {f"{name}.beta": slice(a, b) for name, a, b in spans if b <= first}
-        parts = {"beta": slice(0, min([first, *(part.start for part in others.values())]))} | others
-        for group in groups:
-            for name in group.term.names:
-                parts[name] = slice(first, first + group.levels)
-                first += group.levels
-        return {name: part for name, part in parts.items() if part.stop > part.start}
-
-    def report_own(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the hyperparameters, and the means and shares of monotonic steps."""
-        priors = self.resolved_priors
-        if priors is None:
-            return {}
-        of_classes = jnp.ndim(theta["beta"]) > 1  # whose steps speak for themselves
-        steps = {} if of_classes else priors.report_steps(theta["beta"])
-        return steps | (priors.report(theta[OWN]) if OWN in theta else {})
+        return named | self.resolved_priors.report_steps(theta["beta"])
 
     def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
+        rest = {name: jnp.asarray(values) for name, values in named.items()}
+        leaves: dict[str, list[jax.Array]] = {}
+        for name, places, values in self.reported():
+            if name not in rest:
+                continue
+            own, where = rest[name], places[0].where
+            if isinstance(where, slice):
+                size = where.stop - where.start
+                own, rest[name] = own[..., :size], own[..., size:]
+            free = values.free(own)
+            for place, value in zip(places, [free] if len(places) == 1 else free, strict=True):
+                leaves.setdefault(place.leaf, []).append(value)
+        theta = {k: v[0] if len(v) == 1 else jnp.concatenate(v) for k, v in leaves.items()}
         # without columns, beta is empty and not reported
-        theta = {"beta": jnp.zeros((*np.shape(named.get("intercept", 0.0)), 0))} | dict(named)
-        priors = self.resolved_priors
-        own = {} if priors is None else priors.restore(theta)
-        names = [f"{name}.beta" for name in self.modelled if f"{name}.beta" in theta]
-        names += [n for group in priors.pooled for n in group.term.names] if priors else []
-        if names:
-            parts = [theta["beta"], *(theta.pop(name) for name in names)]
-            theta["beta"] = jnp.concatenate([jnp.asarray(part) for part in parts])
-        for extra in self.sampled_extras:
-            coordinate, name = coordinate_of(extra)
-            if name in self.modelled:
-                theta[extra] = theta.pop(f"{name}.intercept")
-            elif name in theta:
-                theta[extra] = coordinate.free(jnp.asarray(theta.pop(name)))
+        theta.setdefault("beta", jnp.zeros((*np.shape(named.get("intercept", 0.0)), 0)))
         if self.constrained:
-            theta["beta"] = self.constrained.free(jnp.asarray(theta["beta"]))
-        return theta | own
+            theta["beta"] = self.constrained.free(theta["beta"])
+        return nested(theta)
 
     def labels(self, rows: Rows) -> Labels:
         """Label the entries of beta by columns of x, and group effects by levels."""

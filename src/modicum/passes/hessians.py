@@ -37,7 +37,7 @@ from modicum.arrays import as_either, expansion, is_numpy, log_sum_exp, namespac
 from modicum.linalg.arrow import ArrowLayout, ArrowMatrix, flat_vector
 from modicum.linalg.columns import LevelColumns, ModelMatrix
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.integrals import Groups, Nodes, groups_of
+from modicum.models.integrated import Groups, Nodes, groups_of
 from modicum.models.model import Batch
 from modicum.passes.engine import compiled_pass, of_numpy, sum_in_blocks
 from modicum.rows.grouped_rows import NodePlaces

@@ -20,7 +20,7 @@ import numpy as np
 
 from modicum.ledger import Ledger
 from modicum.models import Target
-from modicum.models.integrals import FlatGroups
+from modicum.models.integrated import FlatGroups
 from modicum.models.model import Batch, Params
 from modicum.passes.engine import Engine
 from modicum.passes.hessians import group_places, group_places_by_numpy

@@ -25,7 +25,7 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.diagnostics import ess
 from modicum.diagnostics.weighted import LEAST, rows_smoothed
 from modicum.errors import SettingError, too_few, warn_of, whole_number
-from modicum.models.covariances import unnormalized_lkj_integral
+from modicum.models.constraints import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Sums
 from modicum.passes.curvature import Curvature, curvature

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from modicum.models.families.links import LINKS, LinkName, bounded_exp, log_fact
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.outcome_checks import class_fault, class_names, count_classes, count_fault
+from modicum.models.priors.resolved import Part, Reported
 from modicum.models.priors.units import Moments
 from modicum.models.separation import find_ordinal_separation, find_separation
 from modicum.rows import Rows
@@ -215,6 +216,25 @@ class Multinomial(Softmax):
             )
 
 
+class _Cutpoints(NamedTuple):
+    """Cutpoints: minus the first and the extra parameters, or minus intercepts by class."""
+
+    model: _OrderedClasses
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        """Return the cutpoints on the last axis."""
+        if self.model.modelled:
+            return -free[..., np.argsort(np.argsort(self.model.modelled))]
+        return self.model.cutpoints(free[..., 1:]) - free[..., :1]
+
+    def free(self, value: jax.Array) -> jax.Array:
+        """Return what is sampled."""
+        if self.model.modelled:
+            return -value[np.argsort(self.model.modelled)]
+        others = self.model.free_cutpoints(value - value[0])
+        return jnp.concatenate([-value[:1], others])
+
+
 @dataclass(frozen=True, repr=False)
 class _OrderedClasses(_Classes):
     """Ordered classes, told apart by cutpoints, which replace the intercept.
@@ -250,8 +270,9 @@ class _OrderedClasses(_Classes):
         return tuple(f"{self.extra_name}_{k:04d}" for k in range(1, count + 1))
 
     def cutpoints(self, extras: jax.Array) -> jax.Array:
-        """Return the cutpoints minus the first, which is 0."""
-        return jnp.pad(jnp.asarray(extras), (1, 0))
+        """Return the cutpoints minus the first, which is 0, on the last axis."""
+        padded: jax.Array = namespace(extras).pad(extras, [(0, 0)] * (extras.ndim - 1) + [(1, 0)])
+        return padded
 
     def free_cutpoints(self, cuts: jax.Array) -> jax.Array:
         """Return the extra parameters, given the cutpoints minus the first."""
@@ -274,25 +295,10 @@ class _OrderedClasses(_Classes):
         classes = jnp.arange(len(eta) + 1 - bool(self.modelled))
         return jnp.exp(jax.vmap(lambda k: self.log_density(eta, k))(classes))
 
-    def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Report the cutpoints."""
-        extras = jnp.stack([jnp.asarray(theta[name]) for name in self.extras])
-        if self.modelled:
-            cutpoint = -self.own_predictors(jnp.pad(extras, (1, 0)))
-        else:
-            cutpoint = self.cutpoints(extras) - jnp.asarray(theta["intercept"])
-        named = {"beta": theta["beta"], "cutpoint": cutpoint}
-        return self.split_effects(named) | self.report_own(theta)
-
-    def restore(self, named: Mapping[str, Array]) -> Params:
-        """Undo `report`."""
-        cutpoint = jnp.asarray(named["cutpoint"])
-        if self.modelled:
-            own = {f"{k}.intercept": -at for k, at in zip(self.modelled, cutpoint, strict=True)}
-            return super().restore({k: v for k, v in named.items() if k != "cutpoint"} | own)
-        names = zip(self.extras, self.free_cutpoints(cutpoint - cutpoint[0]), strict=True)
-        rest = {name: value for name, value in named.items() if name != "cutpoint"}
-        return super().restore(rest) | {"intercept": -cutpoint[0], **dict(names)}
+    def reported_alone(self) -> Iterator[Reported]:
+        """Yield the cutpoints, of which the intercept and the extra parameters are coordinates."""
+        names = self.extras if self.modelled else ("intercept", *self.extras)
+        yield Reported("cutpoint", tuple(map(Part, names)), _Cutpoints(self))
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Name the priors of cutpoints by what they are priors of."""
@@ -368,8 +374,9 @@ class Ordinal(_OrderedClasses):
         return k - 1
 
     def cutpoints(self, extras: jax.Array) -> jax.Array:
-        """Return the cutpoints minus the first, which is 0."""
-        return jnp.pad(jnp.cumsum(jnp.exp(extras)), (1, 0))
+        """Return the cutpoints minus the first, which is 0, on the last axis."""
+        xp = namespace(extras)
+        return super().cutpoints(xp.cumsum(xp.exp(extras), axis=-1))
 
     def free_cutpoints(self, cuts: jax.Array) -> jax.Array:
         """Return the logarithms of the distances between cutpoints."""

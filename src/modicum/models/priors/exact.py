@@ -23,8 +23,13 @@ import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI, as_either, is_numpy, namespace
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
-from modicum.models.constraints import Entries, Interval, simplex
-from modicum.models.covariances import covariance_factor, unnormalized_lkj
+from modicum.models.constraints import (
+    Entries,
+    Interval,
+    covariance_factor,
+    simplex,
+    unnormalized_lkj,
+)
 from modicum.models.priors.distributions import Prior, ShrunkPrior
 from modicum.runtime import Array, jit
 
@@ -326,7 +331,7 @@ class Effects(ExactTerm):
     eta: Array
     where: tuple[int, ...]
     sds: tuple[int, ...]
-    partials: tuple[int, ...]
+    partials: tuple[int, ...] = ()
     pooled: ClassVar[bool] = True
 
     @property

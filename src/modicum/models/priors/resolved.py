@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from modicum.arrays import as_either, namespace
+from modicum.arrays import as_either
 from modicum.errors import ModicumWarning, SettingError, listed, suggestion
-from modicum.models.constraints import Constraint, Entries, Interval, monotonic_steps, simplex
-from modicum.models.covariances import (
-    correlations,
+from modicum.models.constraints import (
+    Bijection,
+    Constraint,
+    Correlations,
+    Entries,
+    Interval,
     covariance_factor,
     draw_partials,
-    partials_of,
+    monotonic_steps,
+    positive,
+    real,
+    simplex,
 )
 from modicum.models.priors.distributions import (
     Flat,
@@ -41,6 +47,7 @@ from modicum.models.priors.exact import (
     Independent,
     SharedScale,
     StepShares,
+    log_hyper_density,
 )
 from modicum.models.terms import PooledTerm
 from modicum.rows import Rows
@@ -139,8 +146,11 @@ def require_known(key: str, others: Sequence[str], rows: Rows) -> None:
 
 LOG_SD, PARTIAL = "log_group_sd", "group_partial"
 Theta: TypeAlias = Mapping[str, Pytree]  # parameters by name: arrays, and hyperparameters at `OWN`
+INTEGRATED = "group_log_sd", "group_partial"  # leaves of a term that is integrated out
+PER_COMMON = 8  # an sd of integrated effects starts at its typical value divided by this
 OWN = "variation"  # key of the hyperparameters: sorted after every other parameter of a model
 HORSESHOE = "log_horseshoe"
+POOLED = f"{OWN}.{LOG_SD}", f"{OWN}.{PARTIAL}"  # names of the leaves of other pooled terms
 MEAN_STEP, STEP_SHARE = "mean_step", "step_share"  # of monotonic effects, in draws
 NOISE = "log_scale"  # an extra parameter in whose units shrinkage priors may be
 
@@ -209,6 +219,36 @@ class PooledPrior:
         return log_sd, partials, (factor @ normal).reshape(number, -1)
 
 
+class Part(NamedTuple):
+    """Some entries of a leaf of the parameters, or all (None)."""
+
+    leaf: str
+    where: int | slice | None = None
+
+
+class Reported(NamedTuple):
+    """What draws show under a name; what several entries show follows one another."""
+
+    name: str
+    parts: tuple[Part, ...]  # one; or several, of one number each
+    values: Bijection = real  # maps what is sampled to what is shown
+
+
+def entries_at(theta: Theta, part: Part) -> Pytree:
+    """Return these entries, on the last axis of a leaf of the parameters."""
+    _, is_own, name = part.leaf.rpartition(f"{OWN}.")
+    leaf = theta[OWN][name] if is_own else theta[name]
+    return leaf if part.where is None else leaf[..., part.where]
+
+
+def nested(leaves: Theta) -> dict[str, Pytree]:
+    """Return parameters, given their leaves by name: hyperparameters have `OWN` before theirs."""
+    apart = {name: name.rpartition(f"{OWN}.") for name in leaves}
+    own = {name: leaves[key] for key, (_, is_own, name) in apart.items() if is_own}
+    theta = {name: leaves[key] for key, (_, is_own, name) in apart.items() if not is_own}
+    return theta | ({OWN: own} if own else {})
+
+
 @dataclass(frozen=True)
 class ModelPriors:
     """Independent priors of a linear-predictor model.
@@ -228,6 +268,9 @@ class ModelPriors:
     centres
         For extra parameters that are intercepts of predictors, the point in x where the prior
         holds, if it is not 0.
+    integrated
+        Prior of a term whose coefficients are integrated out: only its hyperparameters remain, and
+        the likelihood depends on them.
     """
 
     coefficients: tuple[Prior, ...]
@@ -236,6 +279,7 @@ class ModelPriors:
     extras: tuple[tuple[str, Prior], ...] = ()
     pooled: tuple[PooledPrior, ...] = ()
     centres: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    integrated: PooledPrior | None = None
 
     # Log-densities ---------------------------------------------------------------------------
 
@@ -263,7 +307,7 @@ class ModelPriors:
         return sum((term.log_effects(t) for term in self.effects(theta)), jnp.zeros(()))
 
     def log_folded(self, theta: Theta) -> jax.Array:
-        """Return the part that is quadratic in the parameters."""
+        """Return the part that is quadratic in the parameters, or counts as such."""
         constrained = self.constrained
         beta = jnp.asarray(theta["beta"])
         total = jnp.zeros(())
@@ -277,6 +321,9 @@ class ModelPriors:
                 shift = common @ jnp.asarray(centre) if centre else 0.0
                 normal_prior = Normal(*prior.on_coordinate)
                 total += normal_prior.log_density(jnp.asarray(theta[name]) + shift)
+        if self.integrated is not None:
+            ((group, hyper), *_) = self._hyper(theta)
+            total += log_hyper_density(group.scales, np.asarray(group.eta), hyper)
         return total
 
     def exact(self, theta: Theta) -> ExactPrior | None:
@@ -350,23 +397,36 @@ class ModelPriors:
         """Return the terms of groups, in the order of their effects and hyperparameters."""
         places = _places(theta)
         terms: list[Effects] = []
-        first, none = len(self.coefficients), np.arange(0)
-        own = (places.get(f"{OWN}.{name}", none) for name in (LOG_SD, PARTIAL))
-        for group, sds, partials in self._by_group(*own):
-            where = places["beta"][first : first + group.size], sds, partials
-            terms.append(Effects(group.scales, np.asarray(group.eta), *map(_indices, where)))
-            first += group.size
+        first = len(self.coefficients)
+        for group, parts in self._by_group():
+            if group is not self.integrated:
+                own = [places["beta"][first : first + group.size]]
+                own += (places[leaf][where] for leaf, where in parts)
+                terms.append(Effects(group.scales, np.asarray(group.eta), *map(_indices, own)))
+                first += group.size
         return terms
 
-    def _by_group(
-        self, sds: Pytree, partials: Pytree
-    ) -> Iterator[tuple[PooledPrior, Pytree, Pytree]]:
-        """Yield each group with its entries of the log sds and of the partial correlations."""
-        first, second = 0, 0
-        for group in self.pooled:
-            ends = first + len(group.sds), second + group.partials
-            yield group, sds[..., first : ends[0]], partials[..., second : ends[1]]
-            first, second = ends
+    @property
+    def all_pooled(self) -> tuple[PooledPrior, ...]:
+        """The priors of all pooled terms, the one that is integrated out first."""
+        return (*([] if self.integrated is None else [self.integrated]), *self.pooled)
+
+    def _by_group(self) -> Iterator[tuple[PooledPrior, list[Part]]]:
+        """Yield each pooled prior, with its log sds and, if there are any, correlations."""
+        ends = dict.fromkeys((*INTEGRATED, *POOLED), 0)
+        for group in self.all_pooled:
+            leaves = INTEGRATED if group is self.integrated else POOLED
+            sizes = {leaves[0]: len(group.sds), leaves[1]: group.partials}
+            yield (
+                group,
+                [Part(name, slice(ends[name], ends[name] + n)) for name, n in sizes.items() if n],
+            )
+            ends |= {name: ends[name] + n for name, n in sizes.items()}
+
+    def _hyper(self, theta: Theta) -> Iterator[tuple[PooledPrior, jax.Array]]:
+        """Yield each pooled prior, and its log sds and partial correlations in one vector."""
+        for group, parts in self._by_group():
+            yield group, jnp.concatenate([jnp.asarray(entries_at(theta, part)) for part in parts])
 
     # Draws -----------------------------------------------------------------------------------
 
@@ -391,6 +451,9 @@ class ModelPriors:
             theta[OWN] = {LOG_SD: np.concatenate([log_sd for log_sd, *_ in drawn], axis=1)}
             partials = [x for _, x, _ in drawn if x.shape[1]]
             theta[OWN] |= {PARTIAL: np.concatenate(partials, axis=1)} if partials else {}
+        if self.integrated is not None:
+            own = zip(INTEGRATED, self.integrated.draw(number, rng), strict=False)
+            theta |= {name: values for name, values in own if values.size}
         return theta
 
     # Hyperparameters -------------------------------------------------------------------------
@@ -403,11 +466,6 @@ class ModelPriors:
             if isinstance(prior, ShrunkPrior) and not any(_alike(prior, h) for h in like):
                 like.append(prior)
         return tuple(like)
-
-    @property
-    def _shrunk_names(self) -> list[str]:
-        """The name of each global scale in draws."""
-        return [f"{type(prior).__name__.lower()}_scale" for prior in self.shrunk]
 
     def start_at(self, beta: np.ndarray) -> np.ndarray:
         """Return starting values of the coefficients: `beta`, or free values next to a bound."""
@@ -432,73 +490,37 @@ class ModelPriors:
             own[LOG_SD] = np.log(typical)
         if any(group.partials for group in self.pooled):
             own[PARTIAL] = np.zeros(sum(group.partials for group in self.pooled))
-        return {OWN: own} if own else {}
+        theta: dict[str, Pytree] = {OWN: own} if own else {}
+        if self.integrated is not None:
+            typical = [prior.centre / PER_COMMON for prior in self.integrated.sds]
+            theta[INTEGRATED[0]] = np.log(typical)
+            if self.integrated.partials:
+                theta[INTEGRATED[1]] = np.zeros(self.integrated.partials)
+        return theta
 
     def labels(self) -> dict[str, tuple[tuple[str, ...], ...]]:
         """Names of the entries of the hyperparameters."""
-        sds = self._sd_names
-        named = {kind: tuple(n for k, n in sds if k == kind) for kind, _ in sds}
-        named["group_cor"] = tuple(n for group in self.pooled for n in group.term.cor_names)
+        named: dict[str, tuple[str, ...]] = {}
+        for term in (group.term for group in self.all_pooled):
+            for name, own in ((term.kind, term.sd_names), ("group_cor", term.cor_names)):
+                named[name] = (*named.get(name, ()), *own)
         return {name: (entries,) for name, entries in named.items() if entries}
 
-    @property
-    def _sd_names(self) -> list[tuple[str, str]]:
-        """Kind and label of each standard deviation, in the order of their logarithms."""
-        return [(group.term.kind, name) for group in self.pooled for name in group.term.sd_names]
+    def reported(self) -> Iterator[Reported]:
+        """Yield what draws show of the hyperparameters."""
+        for group, (sds, *partials) in self._by_group():
+            for part in partials:
+                yield Reported("group_cor", (part,), Correlations(len(group.sds)))
+            yield Reported(group.term.kind, (sds,), positive)
+        names = [f"{type(prior).__name__.lower()}_scale" for prior in self.shrunk]
+        for k, name in enumerate(names):
+            where = k if names.count(name) == 1 else slice(k, k + 1)
+            yield Reported(name, (Part(f"{OWN}.{HORSESHOE}", where),), positive)
 
-    @property
-    def _sd_places(self) -> dict[str, np.ndarray]:
-        """Places of the standard deviations of each kind among all of them."""
-        kinds = np.array([kind for kind, _ in self._sd_names])
-        return {kind: np.flatnonzero(kinds == kind) for kind in dict.fromkeys(kinds.tolist())}
-
-    def report(self, own: Theta) -> dict[str, Pytree]:
-        """Return the hyperparameters under the names and in the units that draws show."""
-        named: dict[str, Pytree] = {}
-        if PARTIAL in own:
-            named["group_cor"] = self._correlated(own[PARTIAL], correlations)
-        if LOG_SD in own:
-            sds = namespace(own[LOG_SD]).exp(own[LOG_SD])
-            named |= {kind: sds[..., places] for kind, places in self._sd_places.items()}
-        if HORSESHOE in own:
-            scale = namespace(own[HORSESHOE]).exp(own[HORSESHOE])
-            names = np.array(self._shrunk_names)
-            for name in dict.fromkeys(self._shrunk_names):
-                alike = scale[..., np.flatnonzero(names == name)]
-                named[name] = alike[..., 0] if alike.shape[-1] == 1 else alike
-        return named
-
-    def _correlated(
-        self, values: jax.Array, function: Callable[[jax.Array, int], jax.Array]
-    ) -> jax.Array:
-        """Apply a function to the part of `values` of each group that has correlations."""
-        parts = self._by_group(values, values)
-        each = [function(x, len(g.sds)) for g, _, x in parts if g.partials]
-        joined: jax.Array = namespace(values).concatenate(each, axis=-1)
-        return joined
-
-    def effect_factors(self, own: Theta) -> list[jax.Array]:
+    def effect_factors(self, theta: Theta) -> list[jax.Array]:
         """Cholesky factor of the covariance of each group term's effects."""
-        parts = self._by_group(own[LOG_SD], own.get(PARTIAL, jnp.zeros(0)))
-        return [covariance_factor(jnp.concatenate(of), len(g.sds)) for g, *of in parts]
-
-    def restore(self, named: dict[str, Pytree]) -> dict[str, Pytree]:
-        """Undo `report`: move the hyperparameters out of `named`."""
-        own: dict[str, Pytree] = {}
-        for name in (MEAN_STEP, STEP_SHARE) if self.steps else ():
-            named.pop(name, None)  # they follow from the steps
-        if "group_cor" in named:
-            own[PARTIAL] = self._correlated(jnp.asarray(named.pop("group_cor")), partials_of)
-        if self.pooled:
-            places = self._sd_places
-            sds = jnp.concatenate([jnp.asarray(named.pop(kind)) for kind in places])
-            own[LOG_SD] = jnp.log(sds[np.argsort(np.concatenate(list(places.values())))])
-        if self.shrunk:
-            given = {name: jnp.atleast_1d(named.pop(name)) for name in set(self._shrunk_names)}
-            names = self._shrunk_names
-            scales = [given[name][names[:k].count(name)] for k, name in enumerate(names)]
-            own[HORSESHOE] = jnp.log(jnp.stack(scales))
-        return {OWN: own} if own else {}
+        groups = [(g, x) for g, x in self._hyper(theta) if g.term.kind == "group_sd"]
+        return [covariance_factor(x, len(group.sds)) for group, x in groups]
 
     # What users see --------------------------------------------------------------------------
 
@@ -566,7 +588,7 @@ class ModelPriors:
                 described[name] = str(Normal(*prior.numbers))
             else:
                 described[keys.get(name, name)] = f"{prior}{at_mean if centre else ''}"
-        for group in self.pooled:
+        for group in self.all_pooled:
             pairs = zip(group.term.sd_keys, group.sds, strict=True)
             described |= {key: str(prior) for key, prior in pairs}
             if group.partials:
