@@ -47,15 +47,15 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "models": 8_090,
     "rows": 7_020,
     "methods": 6_344,
-    "posterior": 5_870,
-    "kernels": 3_740,
+    "posterior": 5_869,
+    "kernels": 3_738,
     "passes": 2_900,
-    "": 3_390,
+    "": 3_401,
     "run": 1_335,
     "cli": 1_092,
     "digest": 895,
     "linalg": 701,
-    "diagnostics": 675,
+    "diagnostics": 668,
 }
 
 NAMED_TWICE = {  # classes that users know by the module they are in

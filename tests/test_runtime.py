@@ -13,6 +13,7 @@ from modicum.runtime import (
     FASTEST_COMPILE,
     GPU_GRAPHS,
     backend,
+    in_blocks,
     in_threads,
     jit,
     make_room,
@@ -114,3 +115,17 @@ def test_beside_an_accelerator_the_cpu_computes_unless_the_user_chose(monkeypatc
     assert runtime.computed_on_cpu(lambda: (where(), jnp.ones(()).dtype))() == (cpu, np.float64)
     with jax.default_device("gpu"), runtime.on_cpu():
         assert where() == "gpu"
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 7, 10])
+def test_blocks_are_joined_in_order_whoever_comes_first(step):
+    x = np.arange(14.0).reshape(7, 2)
+
+    def made(some):
+        return {"twice": 2 * x[some], "sums": (x[some].sum(axis=1).astype(int),)}
+
+    joined = in_blocks(made, len(x), step)
+    np.testing.assert_array_equal(joined["twice"], 2 * x)
+    np.testing.assert_array_equal(joined["sums"][0], made(slice(None))["sums"][0])
+    assert joined["sums"][0].dtype == int
+    np.testing.assert_array_equal(in_blocks(made, 7, step, by_threads=False)["twice"], 2 * x)

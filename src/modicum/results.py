@@ -22,7 +22,7 @@ from modicum.posterior.smooth_curves import stiff_smooths
 from modicum.rows import Rows
 from modicum.run.chains import Layout
 from modicum.run.runner import History
-from modicum.runtime import backend, in_threads
+from modicum.runtime import backend, in_blocks
 
 
 class Origin(NamedTuple):
@@ -166,16 +166,12 @@ def _named_draws(
     point = point.astype(position.dtype)
     plain, arrow = in_two(factor)
     factor = plain.astype(position.dtype) if arrow is None else arrow
-    together = max(1, 2**22 // (draws * size))
 
-    def named(first: int) -> dict[str, np.ndarray]:
-        z = position[first : first + together].reshape(-1, size)
-        return target.reports(_to_parameters(point, factor, z))
+    def named(some: slice) -> dict[str, np.ndarray]:
+        t = _to_parameters(point, factor, position[some].reshape(-1, size))
+        return {k: x.reshape(-1, draws, *x.shape[1:]) for k, x in target.reports(t).items()}
 
-    many = range(0, chains, together)
-    parts = list(in_threads(named, many) if target.reports_on_numpy else map(named, many))
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
+    return in_blocks(named, chains, 2**20 // (draws * size), by_threads=target.reports_on_numpy)
 
 
 def _to_parameters(point: np.ndarray, factor: Factor, z: np.ndarray) -> np.ndarray:

@@ -175,6 +175,9 @@ def test_draws_by_the_million_are_measured_as_few_are():
     assert r_hat(x) == pytest.approx(alone, nan_ok=True)
     assert alone[1] > 1.01 > alone[0]
     assert np.isnan(alone[2:4]).tolist() == [True, True]
+    by_group = [nested_r_hat(x[..., j], 20) for j in range(8)]
+    assert nested_r_hat(x, 20) == pytest.approx(by_group, nan_ok=True)
+    assert by_group[1] > by_group[0]  # the superchain of the chain that strays
     post = mo.Posterior({"beta": x[..., 4:], "b": x}, {}, mo.Ledger(rows=1))
     for name in ("beta", "b"):
         assert np.allclose(post.mean(name), post[name].mean(axis=(0, 1)), equal_nan=True)

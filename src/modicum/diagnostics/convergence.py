@@ -18,6 +18,7 @@ convergence of Markov chain Monte Carlo when running many short chains", arXiv 2
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from math import floor, isqrt, log10
 from typing import Any, TypeAlias
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from modicum.errors import SettingError, is_number, whole_number
-from modicum.runtime import in_threads
+from modicum.runtime import in_blocks, in_threads
 
 MOST_BATCHES = 40  # per chain; shorter batches would be biased
 Floats = NDArray[np.float64]
@@ -63,11 +64,8 @@ def over_chains(
     measure
         Returns arrays with one entry per chain, which are joined.
     """
-    if x.size <= LARGE:
-        return measure(x)
-    step = max(1, IN_CACHE * len(x) // x.size)
-    parts = in_threads(lambda first: measure(x[first : first + step]), range(0, len(x), step))
-    return tuple(map(np.concatenate, zip(*parts, strict=True)))
+    step = len(x) if x.size <= LARGE else IN_CACHE * len(x) // x.size
+    return in_blocks(lambda some: measure(x[some]), len(x), step)
 
 
 def finite_and_moving(x: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -439,22 +437,20 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
         raise SettingError(
             f"{len(chains)} chains cannot be divided into {groups} superchains of equal size."
         )
-    by_group = chains.reshape(groups, len(chains) // groups, *chains.shape[1:])
-    size, draws = by_group.shape[1:3]
-    shape = chains.shape[2:]
+    size, draws, shape = len(chains) // groups, chains.shape[1], chains.shape[2:]
     if not draws:
         return np.full(shape, np.nan) if shape else float("nan")
     with np.errstate(all="ignore"):
-        means = by_group.mean(axis=2)
+        means, variances = over_chains(chains, _moments)  # NaN of what is not finite
+        means = means.reshape(groups, size, *shape)
         between = means.mean(axis=1).var(axis=0, ddof=1)
         within = np.zeros(shape)
         if size > 1:
             within = within + means.var(axis=1, ddof=1).mean(axis=0)
         if draws > 1:
-            within = within + by_group.var(axis=2, ddof=1).mean(axis=(0, 1))
-        ratio = np.sqrt(1 + between / within)
-    result = np.where(np.isfinite(by_group).all(axis=(0, 1, 2)), ratio, np.nan)
-    return result if shape else float(result)
+            within = within + variances.mean(axis=0)
+        ratio = np.asarray(np.sqrt(1 + between / within))
+    return ratio if shape else float(ratio)
 
 
 def _some_chains(x: ArrayLike) -> tuple[NDArray[np.float64], float]:
@@ -478,7 +474,8 @@ def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Floats], least: int = 
     if chains.shape[1] >= least:
         flat = chains.reshape(*chains.shape[:2], -1)
         places = np.flatnonzero(finite_and_moving(flat))
-        together = max(1, TOGETHER // (flat.shape[0] * flat.shape[1]))
+        evenly = -(-len(places) // (os.cpu_count() or 1))  # so that every core has a part
+        together = max(1, min(evenly, TOGETHER // (flat.shape[0] * flat.shape[1])))
         parts = [places[start : start + together] for start in range(0, len(places), together)]
 
         def fill(part: NDArray[np.intp]) -> None:
@@ -500,19 +497,14 @@ def _normal_scores(a: Floats) -> Floats:
     """Normal quantiles of the ranks of a scalar's values, by Blom's offsets (eq. 14)."""
     from scipy.special import ndtri
 
-    # ranks along the second axis, from 1; ties get their mean rank
-    x = a.reshape(len(a), -1)
-    order = np.argsort(x, axis=1)
-    ascending = np.take_along_axis(x, order, axis=1)
-    places = np.arange(x.shape[1])
-    rises = ascending[:, 1:] != ascending[:, :-1]
-    edge = np.ones((len(x), 1), bool)
-    first = np.maximum.accumulate(np.where(np.hstack([edge, rises]), places, 0), axis=1)
-    ends = np.where(np.hstack([rises, edge]), places, x.shape[1])
-    last = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
-    ranks = np.empty(x.shape)
-    np.put_along_axis(ranks, order, (first + last) / 2 + 1, axis=1)
-    scores: Floats = ndtri((ranks - 3 / 8) / (ranks.shape[1] + 1 / 4))
+    scores: Floats = np.empty((len(a), a[0].size))
+    for x, of_scalar in zip(a.reshape(scores.shape), scores, strict=True):
+        order = np.argsort(x)
+        ascending = x[order]
+        first = np.flatnonzero(np.r_[True, ascending[1:] != ascending[:-1]])
+        ties = np.diff(first, append=x.size)
+        ranks = first + (ties + 1) / 2  # from 1; ties get their mean rank
+        of_scalar[order] = np.repeat(ndtri((ranks - 3 / 8) / (x.size + 1 / 4)), ties)
     return scores.reshape(a.shape)
 
 

@@ -24,6 +24,8 @@ distribution", Technometrics.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -94,12 +96,13 @@ def weighted_covariance(x: Floats, weights: Floats | None) -> Floats:
 def _quantiles_by_threads(x: Floats, levels: Floats) -> Floats:
     """Return the quantiles of each scalar; a thread copies a few, which lie side by side."""
     flat = x.reshape(x.shape[0] * x.shape[1], -1)
+    together = min(4, -(-flat.shape[1] // (os.cpu_count() or 1)))
 
     def of_some(first: int) -> Floats:
-        some = flat[:, first : first + 4].T.copy()
+        some = flat[:, first : first + together].T.copy()
         return np.stack([np.quantile(a, levels, overwrite_input=True) for a in some], axis=-1)
 
-    quantiles = np.concatenate([*in_threads(of_some, range(0, flat.shape[1], 4))], axis=-1)
+    quantiles = np.concatenate([*in_threads(of_some, range(0, flat.shape[1], together))], axis=-1)
     return quantiles.reshape((*levels.shape, *x.shape[2:]))
 
 

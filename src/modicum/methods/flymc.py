@@ -258,7 +258,7 @@ class FlyMC(Method):
             ),
             flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=anchor,
-            rows=place_rows(task.rows, self.memory_limit),
+            rows=place_rows(task.rows, self.memory_limit).result(),
             floats_per_iteration=tried * (2 * task.floats_per_row + task.target.size + 4),
             tuning=self._explain(lights, n, rate, capacity),
             notes=[*anchor.notes, *self._look_ahead(lights, n, rate, steps)],

@@ -83,20 +83,16 @@ def convergence_warnings(
         tidy = tidy_labels(labels, arrays)
         names = [line for k, x in arrays.items() for line in scalar_names(k, x.shape[2:], tidy)]
         at = evenly_spaced(len(names), MOST_SCALARS)
-
-        def of_chains(some: slice | np.ndarray) -> np.ndarray:
-            parts = [x[some].reshape(len(x[some]), x.shape[1], -1) for x in arrays.values()]
-            values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
-            return (values if len(at) == len(names) else values[:, :, at]).astype(float, copy=False)
-
-        checked = [names[k] for k in at]
-        chains = len(next(iter(arrays.values())))
         if superchains is not None:
-            every = of_chains(slice(None))  # may be gigabytes
-            doubts += _check_nested_r_hat(checked, every, weights, superchains)
+            doubts += _check_nested_r_hat(names, arrays, weights, superchains)
+        chains = len(next(iter(arrays.values())))
         part = evenly_spaced(chains, MOST_CHAINS)
+        parts = [x[part].reshape(len(part), x.shape[1], -1) for x in arrays.values()]
+        values = np.concatenate(parts, axis=2, dtype=float)
+        values = values if len(at) == len(names) else values[:, :, at]
         some = None if weights is None else weights[part]
-        doubts += _check_r_hat_and_ess(checked, of_chains(part), some, chains, modes_apart)
+        checked = [names[k] for k in at]
+        doubts += _check_r_hat_and_ess(checked, values, some, chains, modes_apart)
     return doubts
 
 
@@ -241,14 +237,15 @@ def _steps(stats: dict[str, np.ndarray], target_accept: float) -> Iterator[Modic
 
 
 def _check_nested_r_hat(
-    names: list[str], values: np.ndarray, weights: np.ndarray | None, superchains: int
+    names: list[str], arrays: dict[str, np.ndarray], weights: np.ndarray | None, superchains: int
 ) -> Iterator[ModicumWarning]:
     """Check whether chains with one starting point remain closer to each other than to others."""
-    values = values if weights is None else influence(values, weights)
-    ratios = np.nan_to_num(nested_r_hat(values, superchains), nan=0.0)
-    chains, draws, count = values.shape
+    compared = (x if weights is None else influence(x, weights) for x in arrays.values())
+    by_name = [np.ravel(nested_r_hat(x, superchains)) for x in compared]  # each may be gigabytes
+    ratios = np.nan_to_num(np.concatenate(by_name), nan=0.0)
+    chains, draws = next(iter(arrays.values())).shape[:2]
     # its square is about 1 + F / n for superchains worth n draws, (superchains - 1) F chi-squared
-    limit = _limit(superchains - 1, chains / superchains * max(draws / 2, 1), count)
+    limit = _limit(superchains - 1, chains / superchains * max(draws / 2, 1), len(names))
     worst = int(ratios.argmax())
     if ratios[worst] > limit:
         yield ModicumWarning(

@@ -44,12 +44,14 @@ from modicum.runtime import (
     Pytree,
     Threads,
     free_memory,
+    in_blocks,
     jit,
     to_device,
 )
 
 MOST_PINNED = 2**32  # bytes of pinned memory that the draws of one run may use
 RESERVED = 2**28  # bytes that are reserved at a time
+COPIED = 2**20  # numbers that a thread copies at a time
 # Statistics of one dtype as one array, keyed by their names: on the device, and on the host.
 Packed: TypeAlias = dict[tuple[str, ...], jax.Array]
 HostPacked: TypeAlias = dict[tuple[str, ...], np.ndarray]
@@ -86,7 +88,16 @@ def unpacked(record: HostPacked) -> Record:
 
 def joined(parts: Sequence[Record]) -> Record:
     """Concatenate records of consecutive iterations."""
-    return {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]} if parts else {}
+    return {k: end_to_end([p[k] for p in parts]) for k in parts[0]} if parts else {}
+
+
+def end_to_end(parts: Sequence[np.ndarray], dtype: type[np.float64] | None = None) -> np.ndarray:
+    """Concatenate arrays (chain, iteration, ...), which may be gigabytes, along iterations."""
+
+    def of_chains(some: slice) -> np.ndarray:
+        return np.concatenate([part[some] for part in parts], axis=1, dtype=dtype)
+
+    return in_blocks(of_chains, len(parts[0]), COPIED // max(1, sum(p[0].size for p in parts)))
 
 
 def side_by_side(of_groups: Sequence[Sequence[Record]]) -> list[Record]:
@@ -421,34 +432,22 @@ def initial_row_requests(kernel: ChainKernel, context: Pytree, keys: Array) -> R
 
 SMALL_STORE = 2**28  # bytes up to which the rows of a store are read into memory
 Batches: TypeAlias = dict[str, np.ndarray]
+Placed: TypeAlias = Future[dict[str, jax.Array] | Rows]
 
 
-class RowPlacement:
-    """Copies rows in a background thread, to be placed on the device.
+def place_rows(rows: Rows, limit: int | None = None) -> Placed:
+    """Copy rows to the device by a background thread if they fit in `limit` bytes.
 
-    Most of the time of a copy goes into touching new memory, which is the work of one core. Rows
-    larger than `limit` bytes are not copied but fetched as needed. By default the limit is half of
-    the free memory for rows in memory, and 256 MiB for a store.
+    Most of the time of a copy goes into touching new memory, which is the work of one core. Larger
+    rows are returned as they are, and fetched as needed. By default the limit is half of the free
+    memory for rows in memory, and 256 MiB for a store.
     """
-
-    def __init__(self, rows: Rows, limit: int | None = None) -> None:
-        self._rows = rows
-        self._copy: Future[dict[str, jax.Array]] | None = None
-        if limit is None:
-            limit = SMALL_STORE if rows.is_store else free_memory() // 2
-        if rows.nbytes <= limit:
-            thread = Threads(1)
-            self._copy = thread.submit(lambda: to_device(dict(rows.slice(0, len(rows)))))
-            thread.shutdown(wait=False)
-
-    def result(self) -> dict[str, jax.Array] | Rows:
-        """Wait for the copy and return the rows on the device, or the rows themselves."""
-        return self._rows if self._copy is None else self._copy.result()
-
-
-def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | Rows:
-    """Put the rows on the device if they fit in `limit` bytes; otherwise return them as is."""
-    return RowPlacement(rows, limit).result()
+    if limit is None:
+        limit = SMALL_STORE if rows.is_store else free_memory() // 2
+    fits, thread = rows.nbytes <= limit, Threads(1)
+    placed = thread.submit(lambda: to_device(dict(rows.slice(0, len(rows)))) if fits else rows)
+    thread.shutdown(wait=False)
+    return placed
 
 
 @dataclass

@@ -14,7 +14,7 @@ from modicum.progress import Phase, Progressbar, duration, in_short, logger, pha
 from modicum.run.chains import Chains, ChainTasks
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
-from modicum.run.iterations import LENGTH, Record, joined
+from modicum.run.iterations import LENGTH, Record, end_to_end, joined
 from modicum.runtime import Pytree, on_accelerator
 
 WATCHED = 16  # coordinates whose ESS and R-hat are monitored
@@ -190,7 +190,7 @@ class _Book:
 
     def history(self, complete: bool) -> History:
         positions = [part.pop("position") for part in self.sampling]
-        position = np.concatenate(positions, axis=1, dtype=np.float64 if self.in_double else None)
+        position = end_to_end(positions, np.float64 if self.in_double else None)
         stats = joined(self.sampling)
         warmup = joined(self.warmup)
         return History(position, stats, warmup, complete, seconds=self.seconds)

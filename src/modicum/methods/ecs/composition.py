@@ -56,7 +56,7 @@ from modicum.models.model import Batch
 from modicum.passes import Anchor, anchor_at
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups
-from modicum.run.iterations import RowPlacement
+from modicum.run.iterations import Placed, place_rows
 from modicum.run.runner import History
 from modicum.runtime import Pytree, backend, in_double_precision, to_device
 
@@ -114,7 +114,7 @@ class Examined(NamedTuple, Generic[C]):
     tuning: Tuning
     notes: list[ModicumWarning]
     distance: float
-    placement: RowPlacement
+    placement: Placed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ class EnergyConserving(Method, Generic[C]):
     def examine(self, task: Task, weights: Weights | None = None) -> Examined[C]:
         """Find the anchor and weight rows unless `weights` are given; study them, and choose."""
         self.check_task(task)
-        placement = RowPlacement(task.rows.members, self.memory_limit)  # takes one core
+        placement = place_rows(task.rows.members, self.memory_limit)  # takes one core
         tuning: Tuning = {}
         if self.scheduled:
             burned_in = self.burn_in(task)

@@ -82,7 +82,7 @@ def _stage(
 ) -> History:
     longest = max(STAGES)  # flags and capacity have one shape, so that all stages compile once
     task = study.task
-    placed = place_rows(task.rows.members, method.memory_limit)
+    placed = place_rows(task.rows.members, method.memory_limit).result()
     context, rows = method.context(study, choice, placed)
     chains = Chains(
         method.kernel(study, choice),

@@ -266,7 +266,7 @@ class StochasticGradientFamily(Method):
             random_start=place.random_start,
         )
         point, factor = place.coordinates.point, place.coordinates.factor
-        placed = place_rows(task.rows, self.memory_limit)
+        placed = place_rows(task.rows, self.memory_limit).result()
         rows = tabled.design.placed(tabled.tables, placed)[1]
 
         def context_with(certain: CertaintyRows | None) -> StochasticGradientContext:
