@@ -160,6 +160,7 @@ TRUTH = {name: SIMPLE[name] for name in SIMPLE} | {
 WITH_SETTINGS = [  # family, settings, density
     ("Gaussian", {"scale": 0.7}, lambda b, e, *_: SIMPLE["Gaussian"](b, e, 0.7)),
     ("StudentT", {"df": 3.0}, _simple(lambda e, s: stats.t(3, e, s))),
+    ("StudentT", {"df": None}, _simple(lambda e, nu, s: stats.t(nu, e, s))),
     ("Binomial", {"link": "probit"}, _binomial(stats.norm.cdf)),
     ("Binomial", {"link": "cloglog"}, _binomial(complementary)),
     (

@@ -24,6 +24,7 @@ from modicum.errors import SettingError
 from modicum.kernels.whitening import Whitening
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.families import Logistic, Softmax, StudentT
+from modicum.models.families.links import log_t_constant
 from modicum.models.model import BaseModel, Batch
 from modicum.passes import Anchor, Sums
 from modicum.passes.hessians import assemble
@@ -365,19 +366,20 @@ class StudentTBound(Bound[StudentT]):
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """(nu + 1)/2 (w - log(1 + w)) with w = (u - u0) / (nu + u0)."""
-        nu = self.model.df
+        nu = self.model.known_df()
         w = (self._squared(predictors, y) - tight) / (nu + tight)
         return (nu + 1) / 2 * (w - jnp.log1p(w))
 
     def quadratic(self, eta: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """-kappa (y - eta)^2, still to be divided by s^2."""
-        return -(self.model.df + 1) / (2 * (self.model.df + tight)) * (y - eta[0]) ** 2
+        nu = self.model.known_df()
+        return -(nu + 1) / (2 * (nu + tight)) * (y - eta[0]) ** 2
 
     def constant(self, tight: jax.Array) -> jax.Array:
         """K'."""
-        nu = self.model.df
+        nu = self.model.known_df()
         rest = (nu + 1) / 2 * (tight / (nu + tight) - jnp.log1p(tight / nu))
-        return self.model.log_constant() + rest
+        return log_t_constant(nu) + rest
 
     def collapse(
         self,
@@ -420,6 +422,11 @@ def bound_of(model: BaseModel) -> Bound[Pytree]:
             "rows."
         )
     bound = BOUNDS[type(model)](model)
+    if "log_df" in bound.model.extras:
+        raise SettingError(
+            "FlyMC's bound of Student-t noise is that of known degrees of freedom: give them, as "
+            "in mo.models.StudentT(df=4), or use method='hmc-ecs', or method='nuts' on all rows."
+        )
     if bound.model.modelled:
         raise SettingError(
             f"FlyMC's bounds are those of a single {bound.model.modelled[0]}, and it has a formula "

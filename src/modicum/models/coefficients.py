@@ -78,6 +78,7 @@ ELSEWHERE = {  # what brms calls parameters of ours
     "coi": "one_share",
     "alpha": "skewness",
     "shape": "overdispersion",
+    "nu": "df",
 }
 
 
@@ -138,6 +139,11 @@ class CoefficientPriors(BaseModel):
             object.__setattr__(self, "prior_scale", _scales(self.prior_scale))
         object.__setattr__(self, "priors", tidy_priors(self.priors) or None)
         object.__setattr__(self, "groups", tidy_groups(self.groups))
+        if list(self.extras) != sorted(self.extras):
+            raise SettingError(
+                f"the extra parameters of {type(self).__name__} are {', '.join(self.extras)}: name "
+                "them in alphabetical order, the one in which JAX flattens parameters."
+            )
         self.check_parameters(self.modelled)
         self._check_priors()
 
@@ -148,7 +154,8 @@ class CoefficientPriors(BaseModel):
             if name not in known:
                 kind = type(self).__name__
                 reason = (
-                    f"its parameters besides the mean are {', '.join(known)}"
+                    "its parameters besides the mean and those given as numbers are "
+                    f"{', '.join(known)}"
                     if known
                     else "it has none besides the mean, or they are given as numbers"
                 )

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import gammaln
 from scipy.special import bernoulli
 
 from modicum.arguments import one_of
@@ -462,9 +463,15 @@ def log_t_cdf(z: jax.Array, df: float) -> jax.Array:
     return jnp.where(z < 0, below, jnp.log1p(-jnp.exp(below)))
 
 
+def log_t_constant(df: jax.Array | float) -> jax.Array | float:
+    """Logarithm of the constant of Student's density, of known or estimated `df`."""
+    if not isinstance(df, jax.Array):
+        return lgamma((df + 1) / 2) - lgamma(df / 2) - 0.5 * log(df * pi)
+    return gammaln((df + 1) / 2) - gammaln(df / 2) - 0.5 * jnp.log(df * pi)
+
+
 def _log_t_density(z: jax.Array, df: float) -> jax.Array:
-    constant = lgamma((df + 1) / 2) - lgamma(df / 2) - 0.5 * log(df * pi)
-    return constant - (df + 1) * jnp.log(jnp.hypot(1.0, z / df**0.5))
+    return log_t_constant(df) - (df + 1) * jnp.log(jnp.hypot(1.0, z / df**0.5))
 
 
 @log_t_cdf.defjvp

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import i0e
+from jax.scipy.special import betainc, i0e
 from numpy.typing import ArrayLike
 from scipy.special import polygamma, psi
 
@@ -26,6 +26,7 @@ from modicum.models.families.links import (
     log_normal_cdf,
     log_skew_normal_tails,
     log_t_cdf,
+    log_t_constant,
     softplus,
 )
 from modicum.models.families.log_link import LogLink
@@ -65,6 +66,7 @@ class ScaleFamily(LinearPredictorModel):
     extras_have_unit: ClassVar[bool] = True
     bounded_by_variation: ClassVar[bool] = True
     outcome_fault = staticmethod(real_fault)
+    scale_at: ClassVar[int] = 1  # where among the predictors of a row the log-scale is
 
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -92,10 +94,11 @@ class ScaleFamily(LinearPredictorModel):
         if "se" in known:
             log_scale = xp.broadcast_to(xp.log(known["se"]), eta.shape[:-1])
         elif "added_se" in known:
-            log_scale = 0.5 * xp.log(xp.exp(2 * eta[..., 1]) + known["added_se"] ** 2)
+            square = xp.exp(2 * eta[..., self.scale_at]) + known["added_se"] ** 2
+            log_scale = 0.5 * xp.log(square)
         else:
             return eta
-        return xp.stack([eta[..., 0], log_scale], axis=-1)
+        return xp.concatenate([eta[..., : self.scale_at], log_scale[..., None]], axis=-1)
 
     def extra_scale(self, name: str) -> float | None:
         """Prior standard deviation of log(scale), where it is given."""
@@ -122,11 +125,11 @@ class ScaleFamily(LinearPredictorModel):
 
     def spread(self, eta: jax.Array) -> jax.Array | float:
         """Return the scale, known or from the predictors of one row."""
-        if self.scale is None and len(eta) == 1:
+        if self.scale is None and len(eta) <= self.scale_at:
             raise SettingError(
                 "the variance of an outcome depends on the standard error of its row."
             )
-        return self.scale if self.scale is not None else jnp.exp(eta[1])
+        return self.scale if self.scale is not None else jnp.exp(eta[self.scale_at])
 
     def known_scale(self) -> float:
         """Return the known scale, for derivatives in eta alone."""
@@ -143,8 +146,8 @@ class ScaleFamily(LinearPredictorModel):
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Add scaled noise to the centre."""
-        log_scale = eta[..., 1] if self.scale is None else np.full(eta.shape[:-1], log(self.scale))
-        return eta[..., 0] + bounded_exp(log_scale) * self.draw_noise(rng, eta)
+        s = self.scale if self.scale is not None else bounded_exp(eta[..., self.scale_at])
+        return eta[..., 0] + s * self.draw_noise(rng, eta)
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
@@ -347,38 +350,82 @@ class GaussianLog(LogLink):
 class StudentT(ScaleFamily):
     """Robust linear regression: Student-t noise with `df` degrees of freedom.
 
+    Parameters
+    ----------
+    df
+        Degrees of freedom. None: estimated; their logarithm has a normal prior with the mean and
+        the standard deviation that it has under a gamma(2, 0.1) prior of `df`.
+
     Examples
     --------
     >>> import modicum as mo
     >>> mo.models.StudentT(df=5.0, scale=2.0).df
     5.0
+    >>> mo.models.StudentT(df=None).extras
+    ('log_df', 'log_scale')
     """
 
-    df: Positive = 4.0
+    df: Positive | None = 4.0
 
-    def log_constant(self) -> float:
-        """Logarithm of the density's normalising constant at a scale of one."""
-        return lgamma((self.df + 1) / 2) - lgamma(self.df / 2) - 0.5 * log(self.df * pi)
+    @property
+    def extras(self) -> tuple[str, ...]:  # type: ignore[override]
+        """`log_df` and `log_scale`, unless they are known."""
+        return (*["log_df"] * (self.df is None), *super().extras)
+
+    @property
+    def scale_at(self) -> int:  # type: ignore[override]
+        """After the centre, and the degrees of freedom where they are estimated."""
+        return 2 if self.df is None else 1
+
+    def observed_in(self, rows: Rows) -> tuple[str, ...]:
+        """Refuse outcomes known in part, whose chances cannot be differentiated by `df`."""
+        fields = super().observed_in(rows)
+        if self.df is None and set(fields) & set(CENSORED):
+            raise SettingError(
+                "degrees of freedom cannot be estimated from outcomes that are known in part: give "
+                "them, as in mo.models.StudentT(df=4)."
+            )
+        return fields
+
+    def extra_prior(self, name: str, data: Moments) -> Normal:
+        """Return the prior of log(df), which most of all doubts noise of very heavy tails."""
+        if name != "log_df":
+            return super().extra_prior(name, data)
+        return Normal(float(psi(2)) + log(10), sqrt(polygamma(1, 2)))
+
+    def degrees(self, eta: jax.Array) -> jax.Array | float:
+        """Return the degrees of freedom, known or from the predictors of one row."""
+        return self.df if self.df is not None else jnp.exp(eta[1])
+
+    def known_df(self) -> float:
+        """Return the known degrees of freedom, for derivatives in eta alone."""
+        assert self.df is not None, "derivatives in eta alone are those of known degrees of freedom"
+        return self.df
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Student-t log-density."""
-        s, nu = self.spread(eta), self.df
+        s, nu = self.spread(eta), self.degrees(eta)
         tail = (nu + 1) / 2 * jnp.log1p(((y - eta[0]) / s) ** 2 / nu)
-        return self.log_constant() - jnp.log(s) - tail
+        return log_t_constant(nu) - jnp.log(s) - tail
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Tails of a t variable, which are alike."""
+        """Tails of a t variable, which are alike; without derivatives by estimated degrees."""
         z = (y - eta[0]) / self.spread(eta)
-        return log_t_cdf(z, self.df), log_t_cdf(-z, self.df)
+        if self.df is not None:
+            return log_t_cdf(z, self.df), log_t_cdf(-z, self.df)
+        nu = self.degrees(eta)
+        below = 0.5 * betainc(nu / 2, 0.5, nu / (nu + z**2))
+        less = jnp.log(jnp.where(z < 0, below, 1 - below))
+        return less, jnp.log(jnp.where(z < 0, 1 - below, below))
 
     def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
         """Derivatives in eta at a known scale; f'' is positive for |r| > s sqrt(nu).
 
         The k-th is (nu + 1) (k - 1)! Re (r + i s sqrt(nu))^-k.
         """
-        s, nu = self.known_scale(), self.df
+        s, nu = self.known_scale(), self.known_df()
         r, v = y - eta, nu * s**2
-        constant = self.log_constant() - log(s)
+        constant = log_t_constant(nu) - log(s)
         f = constant - (nu + 1) / 2 * namespace(eta).log1p(r**2 / v)
         f1 = (nu + 1) * r / (v + r**2)
         f2 = (nu + 1) * (r**2 - v) / (v + r**2) ** 2
@@ -393,15 +440,17 @@ class StudentT(ScaleFamily):
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """s^2 df / (df - 2); infinite up to df = 2."""
-        return (self.df / (self.df - 2) if self.df > 2 else inf) * super().variance(eta)
+        nu = jnp.asarray(self.degrees(eta))
+        return jnp.where(nu > 2, nu / jnp.maximum(nu - 2, 1e-9), inf) * super().variance(eta)
 
     def draw_noise(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
         """Draw Student-t noise."""
-        return rng.standard_t(self.df, eta.shape[:-1])
+        df = self.df if self.df is not None else bounded_exp(eta[..., 1])
+        return rng.standard_t(df, eta.shape[:-1])
 
     def series_radius(self) -> float:
         """Distance to the poles at r = +- i s sqrt(nu), for a row with residual 0."""
-        return self.known_scale() * sqrt(self.df)
+        return self.known_scale() * sqrt(self.known_df())
 
 
 @dataclass(frozen=True, repr=False)
