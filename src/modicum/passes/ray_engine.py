@@ -60,7 +60,6 @@ from modicum.rows import Rows, weight_classes
 from modicum.rows.memory import Backend
 from modicum.rows.weight_classes import (
     CLASSES,
-    ArrayOrder,
     Classes,
     Extent,
     KeptNumbers,
@@ -131,10 +130,9 @@ class RayEngine(Engine):
         if not _is_plain_store(rows) or isinstance(backend, FedRows):
             return rows
         if isinstance(backend, OrderedBackend):
-            order = backend.order  # an order that is not an array is held by the workers
-            if isinstance(order, ArrayOrder):
-                return ordered(self.feed(order.rows), order.row_ids)
-            return rows
+            if isinstance(backend.order, np.ndarray):
+                return ordered(self.feed(backend.rows), backend.order)
+            return rows  # its order is held by the workers
         return Rows._at(FedRows(rows, self))
 
     def hosts(self, kind: type, most: int) -> RayHosts | None:

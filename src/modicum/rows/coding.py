@@ -21,8 +21,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from modicum.files import Json, plain, restored
-
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
 Level: TypeAlias = str | int | float | bool
@@ -285,16 +283,6 @@ class Coding:
             if codes.size and int(codes.max()) >= term.levels:
                 return term.field, int(np.argmax(codes >= term.levels))
         return None
-
-    def to_dict(self) -> Json:
-        """Return the coding as plain JSON values."""
-        return plain(self)
-
-    @classmethod
-    def from_dict(cls, saved: object) -> Coding:
-        """Undo `to_dict`; raise KeyError, TypeError or ValueError for anything else."""
-        coding: Coding = restored(cls, saved)
-        return coding
 
 
 def treatment(numbers: int, levels: Mapping[str, int]) -> Coding:

@@ -441,7 +441,7 @@ def _digest(description: Description, blocks: Iterable[bytes]) -> str:
         sorted(description.fields.items()),
     ]
     if description.coding is not None:  # equal codes may mean different columns
-        facts.append(description.coding.to_dict())
+        facts.append(plain(description.coding))
     header = json.dumps(facts)
     digest = hashlib.sha256(header.encode())
     for block in blocks:

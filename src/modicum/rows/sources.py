@@ -220,21 +220,15 @@ def _arrow_compatible(series: pd.Series) -> pd.Series:
     return series.cat.rename_categories(str) if intervals else series
 
 
-class LazySource(Source):
-    """A polars LazyFrame: computed in batches each time its columns are read."""
+class LazySource(TableSource):
+    """A polars LazyFrame: computed in batches each time its columns are read.
+
+    Names and types are those of a table of its columns without rows.
+    """
 
     def __init__(self, frame: Any) -> None:  # of a library that may not be installed
-        self._frame = frame
-        self._empty = TableSource(_polars(lambda: frame.head(0).collect()))
-        self.names = self._empty.names
-
-    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
-        """Arrow types of the columns."""
-        return self._empty.types(columns)
-
-    def has_order(self, column: str) -> bool:
-        """Whether the column is an Enum."""
-        return self._empty.has_order(column)
+        super().__init__(_polars(lambda: frame.head(0).collect()))
+        self._frame, self.rows = frame, None
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order."""

@@ -7,7 +7,6 @@ added and rows sorted block by block, so that classes and order agree to the las
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -48,24 +47,20 @@ class Extent(NamedTuple):
     bad: int  # index of the first that is not finite; -1 if all are
 
 
-class RowOrder(Protocol):
-    """An order of rows that also reads them."""
+class KeptOrder(Protocol):
+    """Row numbers sorted by class, kept where the rows are; `np.asarray` gathers them all."""
 
     def __len__(self) -> int: ...
-
-    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows at these places, an array of any shape."""
-        ...
-
-
-class KeptOrder(RowOrder, Protocol):
-    """Row numbers sorted by class, kept where the rows are; `np.asarray` gathers them all."""
 
     def __getitem__(self, places: slice | np.ndarray, /) -> np.ndarray:
         """Row numbers at these places of the order."""
         ...
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray: ...
+
+    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows at these places, an array of any shape."""
+        ...
 
 
 class KeptNumbers(Protocol):
@@ -155,39 +150,27 @@ def rows_by_class(
 # Rows in an order ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class ArrayOrder:
-    """An order given by an array: row `row_ids[k]` of `rows` is at place k."""
-
-    rows: Rows
-    row_ids: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.row_ids)
-
-    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows at these places, an array of any shape."""
-        return self.rows.take(self.row_ids[places])
-
-
 class OrderedBackend(Backend):
-    """Rows in another order: row k is the row at place k of `order`. Nothing is copied."""
+    """Rows in another order: row k is the row at place k of `order`. Nothing is copied.
 
-    def __init__(self, rows: Rows, order: RowOrder) -> None:
-        self.order, self.description = order, rows._description
+    Where the order is kept, the rows in it are read too.
+    """
+
+    def __init__(self, rows: Rows, order: np.ndarray | KeptOrder) -> None:
+        self.rows, self.order, self.description = rows, order, rows._description
         self.where, self.folder = rows._backend.where, rows._backend.folder
 
     def take(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Rows at places of the order, any shape."""
+        if isinstance(self.order, np.ndarray):
+            return self.rows.take(self.order[row_ids])
         return self.order.take(row_ids)
 
     def slice(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Rows from place `start` up to `stop`."""
-        return self.order.take(np.arange(start, stop))
+        return self.take(np.arange(start, stop))
 
 
-def ordered(rows: Rows, order: np.ndarray | RowOrder) -> Rows:
+def ordered(rows: Rows, order: np.ndarray | KeptOrder) -> Rows:
     """Return rows in another order: an array of row numbers, or an order kept with the rows."""
-    if isinstance(order, np.ndarray):
-        order = ArrayOrder(rows, order)
     return Rows._at(OrderedBackend(rows, order))
