@@ -58,6 +58,8 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 668,
 }
 
+TESTS_BUDGET = 24_658  # lines of code of the tests; to shrink
+
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
 }
@@ -230,6 +232,10 @@ def test_packages_keep_to_their_budgets(library):
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
     assert sum(BUDGET.values()) <= 42_100
     assert len(library) <= 195
+
+
+def test_tests_keep_to_their_budget():
+    assert sum(sizes(read_sources(SRC.parent / "tests")).values()) <= TESTS_BUDGET
 
 
 def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings():

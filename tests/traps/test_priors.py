@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.special import expit
 
 import modicum as mo
 from helpers.interrupted import planned
+from helpers.laws import LAWS, log_density
 from helpers.slow import slowly
 from helpers.targets import (
     TIMES,
@@ -527,42 +527,9 @@ POSITIVE = {  # each prior with a typical size of s, and scipy's density of it
     "gamma": (P.Gamma, lambda s: (2, 2 / s), lambda s: stats.gamma(2, 0, s / 2)),
     "log-normal": (P.LogNormal, lambda s: (np.log(s), 1.0), lambda s: stats.lognorm(1, 0, s)),
 }
-SCALED = {  # the parameter of each family, made-up outcomes, and scipy's density of them
-    "Gaussian": (
-        "scale",
-        lambda rng, eta: eta + rng.normal(size=eta.shape),
-        lambda eta, s: stats.norm(eta, s).logpdf,
-    ),
-    "StudentT": (
-        "scale",
-        lambda rng, eta: eta + rng.standard_t(4, eta.shape),
-        lambda eta, s: stats.t(4, eta, s).logpdf,
-    ),
-    "InverseGaussian": (
-        "shape",
-        lambda rng, eta: rng.wald(np.exp(eta), 2.0),
-        lambda eta, s: stats.invgauss(np.exp(eta) / s, 0, s).logpdf,
-    ),
-    "Gamma": (
-        "shape",
-        lambda rng, eta: np.exp(eta) * rng.gamma(3, 1 / 3, eta.shape),
-        lambda eta, s: stats.gamma(s, 0, np.exp(eta) / s).logpdf,
-    ),
-    "Weibull": (
-        "shape",
-        lambda rng, eta: np.exp(eta) * rng.weibull(1.5, eta.shape),
-        lambda eta, s: stats.weibull_min(s, 0, np.exp(eta)).logpdf,
-    ),
-    "NegativeBinomial": (
-        "overdispersion",
-        lambda rng, eta: rng.negative_binomial(2, 2 / (2 + np.exp(eta))) * 1.0,
-        lambda eta, s: stats.nbinom(1 / s, 1 / (1 + s * np.exp(eta))).logpmf,
-    ),
-    "Beta": (
-        "precision",
-        lambda rng, eta: rng.beta(5 * expit(eta), 5 * expit(-eta)),
-        lambda eta, s: stats.beta(s * expit(eta), s * expit(-eta)).logpdf,
-    ),
+SCALED = {  # the parameter of each family
+    **{"Gaussian": "scale", "StudentT": "scale", "InverseGaussian": "shape", "Gamma": "shape"},
+    **{"Weibull": "shape", "NegativeBinomial": "overdispersion", "Beta": "precision"},
 }
 IN_UNITS = {"Gaussian", "StudentT"}  # of which coefficients have the unit of the outcome as well
 HAS_UNIT = IN_UNITS | {"InverseGaussian"}
@@ -572,7 +539,7 @@ def scale_case(family, unit, rescaled):
     """Return rows and made-up outcomes; `rescaled` are measured in the unit of the prior."""
     rng = np.random.default_rng(6)
     x = rng.normal(size=(120, 1))
-    y = SCALED[family][1](rng, 0.5 + 0.4 * x[:, 0]) * (unit if rescaled else 1.0)
+    y = LAWS[family](0.5 + 0.4 * x[:, 0], 1.0).rvs(random_state=rng) * (unit if rescaled else 1.0)
     return mo.Rows(x=x, y=y, **({"event": np.ones(120)} if family == "Weibull" else {}))
 
 
@@ -583,7 +550,6 @@ def wide(family, unit, rescaled):
 
 def steps_of_scipy(family, prior, unit, rescaled, rows, at):
     """Return slopes and curvatures of scipy's log-posterior along the columns of our factor."""
-    _, _, density = SCALED[family]
     of_scale, sd = POSITIVE[prior][2](unit), wide(family, unit, rescaled)
     x, y = rows.slice(0, 120)["x"][:, 0], rows.slice(0, 120)["y"]
 
@@ -591,7 +557,7 @@ def steps_of_scipy(family, prior, unit, rescaled, rows, at):
         beta, intercept, log_scale = t
         scale = np.exp(log_scale)
         coefficients = stats.norm(0, sd).logpdf([beta, intercept]).sum()
-        of_rows = density(intercept + beta * x, scale)(y).sum()
+        of_rows = log_density(LAWS[family](intercept + beta * x, scale), y).sum()
         return of_rows + coefficients + of_scale.logpdf(scale) + log_scale
 
     factor, h = np.linalg.inv(np.linalg.cholesky(at.precision)).T, 1e-3
@@ -622,7 +588,7 @@ def test_a_prior_of_a_scale_has_the_mode_and_the_width_of_scipy(family, prior, u
     rows, sd = scale_case(family, unit, rescaled), wide(family, unit, rescaled)
     kind, arguments, _ = POSITIVE[prior]
     priors = {"common": P.Normal(0, sd), "intercept": P.Normal(0, sd)}
-    priors[SCALED[family][0]] = kind(*arguments(unit))
+    priors[SCALED[family]] = kind(*arguments(unit))
     sums, start = sums_of(getattr(M, family)(priors=priors), rows)
     at, _ = in_double_precision(find_mode)(sums, start)
     slopes, curvatures = steps_of_scipy(family, prior, unit, rescaled, rows, at)
