@@ -46,19 +46,19 @@ ORDER = (  # from the top down; packages on one line may use each other
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_125,
     "rows": 6_997,
-    "methods": 6_344,
+    "methods": 6_352,
     "posterior": 5_869,
     "kernels": 3_745,
     "passes": 2_897,
     "": 3_401,
-    "run": 1_335,
+    "run": 1_338,
     "cli": 1_092,
     "digest": 895,
     "linalg": 701,
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_658  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_682  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")

@@ -12,7 +12,7 @@ from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
 from modicum import progress
 from modicum.progress import phase
-from modicum.run import runner
+from modicum.run.runner import Monitor
 
 MODEL = mo.models.Gaussian(scale=0.7)
 PHASES = ["mode", "compile", "warm-up", "sampling", "checks"]
@@ -32,19 +32,36 @@ def test_a_callback_receives_every_phase_to_its_end():
     assert (silent["beta"] == post["beta"]).all()
 
 
-def test_a_long_run_says_how_long_by_its_own_pace(monkeypatch):
+@pytest.mark.parametrize(
+    ("paces", "told"),
+    [
+        ([0.004] * 5, []),  # it takes no ten seconds
+        ([0.1] * 5, ["about 3 minutes", "first 404"]),
+        # trajectories of early warm-up are long, and another program may come
+        ([0.1] * 2 + [0.015] * 3, ["about 3 minutes", "first 404", "about 10 s", "last 400"]),
+        ([0.02] * 2 + [0.2] * 3, ["about 30 s", "first 404", "about 3 minutes", "last 400"]),
+        ([0.1] * 2 + [0.08] * 3, ["about 3 minutes", "first 404"]),  # near enough
+    ],
+)
+def test_a_long_run_says_how_long_by_its_pace(paces, told):
     """Predicted times were off by a factor of five on busy machines, and nothing corrected them."""
     heard = []
+    monitor, now, done = Monitor(1000, 1000, 4, heard.append), 50.0, 4
+    monitor.tell(done, now)  # after 50 s of compiling, which say nothing
+    for pace in paces:  # seconds per iteration
+        done, now = min(done + 400, 2000), now + 400 * pace
+        monitor.tell(done, now)
+    lines = [event.phase for event in heard]
+    said = [re.fullmatch(r"(.+) to go, by the pace of the (.+) iterations", line) for line in lines]
+    assert [part for match in said for part in match.groups()] == told
 
-    def told():
-        heard.clear()
-        quick(MODEL, gaussian_rows(150), draws=300, progressbar=heard.append)
-        return [event.phase for event in heard if " to go" in event.phase]
 
-    assert told() == []  # it takes no ten seconds
-    monkeypatch.setattr(runner, "LONG", 0.0)
-    (line,) = told()
-    assert re.fullmatch(r"about .+ to go, by the pace of the first \d+ iterations", line)
+def test_a_run_tells_its_pace_by_chunks(monkeypatch):
+    heard = []
+    monkeypatch.setattr(Monitor, "tell", lambda monitor, done, now: heard.append(done))
+    quick(MODEL, gaussian_rows(150), draws=600)
+    assert heard == sorted(set(heard))  # once per chunk, which may have several records
+    assert heard[-1] == 700
 
 
 def test_a_log_gets_one_line_per_phase(caplog):

@@ -73,11 +73,25 @@ def test_half_of_the_draws_suffice_if_no_axis_explains_the_rest():
 
 
 def test_no_clock_decides(post, monkeypatch):
-    monkeypatch.setattr(cost, "seconds_per_gradient", lambda task: 1e-30)
+    monkeypatch.setattr(cost, "seconds_per_gradient", lambda task, busy: 1e-30)
     monkeypatch.setattr(cost, "COMPILING", 1e9)
     again = mo.sample(M.Logistic(), ROWS, draws=500, method="auto", **RUN)
     np.testing.assert_array_equal(again.draws["beta"], post.draws["beta"])
     assert again.tuning["method"] != post.tuning["method"]  # only the reported seconds differ
+
+
+def test_predicted_times_know_of_a_busy_machine(monkeypatch):
+    """Of a load of 8 on two cores, one is perhaps our own: three more wait for each of ours."""
+    task, work = task_of(M.Logistic(), ROWS), cost.Work(rows=1e9, iterations=1e4, steps=1e5)
+    monkeypatch.setattr(cost.os, "cpu_count", lambda: 2)
+
+    def seconds(load):
+        monkeypatch.setattr(cost.os, "getloadavg", lambda: (load, 0.0, 0.0))
+        return cost.seconds_for(task, work)[0]
+
+    idle = seconds(0.0)
+    assert seconds(1.0) == idle  # that of this process
+    assert seconds(8.0) == pytest.approx(4.5 * idle)
 
 
 @pytest.mark.parametrize("setting", [{"thin": 2}, {"parallel": "stacked"}])

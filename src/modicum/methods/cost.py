@@ -35,10 +35,11 @@ AFFORDABLE = 6e11
 SHORT = 6e10
 # Assumed rather than measured, in seconds on a typical machine:
 ITERATION = 5e-5  # an iteration of a chain, without the rows that it evaluates
-STEP = 5e-5  # a step of a trajectory, without the rows that it evaluates
+STEP = 2e-5  # a step of a trajectory, without the rows that it evaluates
 OPERATION = 1e-9  # an operation of a gradient
 LEAST = 1e-9  # the gradient of one row, at least
-COMPILING, CACHED = 8.0, 1.5  # compiling a chain's step; loading it if compiled earlier
+COMPILING, CACHED = 3.0, 1.5  # compiling a chain's step; loading it if compiled earlier
+SLOWLY = 8.0  # compiling it for an accelerator, or for groups with integrated effects
 AT_HAND = 0.2  # seconds of compiling so far below which a user's model was compiled earlier
 MANY = 50_000  # fewest rows for which a pass tells the cost of a row
 REPEATS, LONG = 7, 0.1  # most evaluations to time, and seconds after which timing stops
@@ -182,34 +183,47 @@ def seconds_for(task: Task, *works: Work) -> list[float]:
     A resumed run uses the times measured when it began.
     """
 
-    def measure() -> tuple[float, float]:
-        return seconds_per_gradient(task), _seconds_of_compiling(task)
+    def measure() -> tuple[float, float, float]:
+        busy = _slowed_by_others()
+        return busy, seconds_per_gradient(task, busy), _seconds_of_compiling(task, busy)
 
-    per_gradient, compiling = task.remember("pace", tuple[float, float], measure)
+    busy, per_gradient, compiling = task.remember("pace", tuple[float, float, float], measure)
 
     def seconds(work: Work) -> float:
-        one_by_one = ITERATION * work.iterations + STEP * work.steps + per_gradient * work.rows
-        return compiling + one_by_one / _chains_at_once(work.chains)
+        by_calls = busy * (ITERATION * work.iterations + STEP * work.steps)
+        return compiling + (by_calls + per_gradient * work.rows) / _chains_at_once(work.chains)
 
     return [seconds(work) for work in works]
 
 
-def _seconds_of_compiling(task: Task) -> float:
+def _seconds_of_compiling(task: Task, busy: float) -> float:
     """Estimate the time to compile a chain's step, from the model's compilation so far."""
     so_far = task.sums.clock.compiling
     own = task.target.model.users_functions
-    return CACHED if own and so_far < AT_HAND else COMPILING + so_far
+    if own and so_far < AT_HAND:
+        return busy * CACHED
+    return so_far + busy * (SLOWLY if on_accelerator() or task.grouped else COMPILING)
 
 
-def seconds_per_gradient(task: Task) -> float:
-    """Estimate the seconds per gradient of one row on one core."""
+def _slowed_by_others() -> float:
+    """How many times longer what is assumed takes on a machine that other programs keep busy.
+
+    The load is that of the last minute, of which one core's may be our own.
+    """
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return max(1.0, (load + cores - 1) / cores)
+
+
+def seconds_per_gradient(task: Task, busy: float = 1.0) -> float:
+    """Estimate the seconds per gradient of one row on one core, which others may keep `busy`."""
     target, rows = task.target, task.rows
     linear = target.model.has_predictors
     if target.model.users_functions and not linear:
         return _timed_gradient(task)  # compiled already, by the search for a mode
     measured = task.sums.clock.per_row.get("hessian")
     if measured is None or len(rows) < MANY:  # a pass over few rows is dominated by calls
-        return OPERATION * _operations(task)
+        return busy * OPERATION * _operations(task)
     measured *= min(os.cpu_count() or 1, len(chunk_bounds(rows)))
     if not linear:
         return measured / (1 + target.size)

@@ -19,8 +19,9 @@ from modicum.runtime import Pytree, on_accelerator
 
 WATCHED = 16  # coordinates whose ESS and R-hat are monitored
 EVERY = 1.5  # seconds between updates of ESS and R-hat
-CALIBRATED = 100  # iterations whose pace tells how long the others take
+CALIBRATED, WATCH = 100, 1.0  # least iterations and seconds whose pace tells about the others
 LONG = 10.0  # seconds; a run is told to take longer still
+OFF = 2.0  # a time that was told is corrected once it is off by this factor
 
 
 @dataclass
@@ -36,8 +37,8 @@ class Monitor:
     _watched: list[np.ndarray] = field(default_factory=list)
     _diagnosed: float = field(default_factory=time.monotonic)
     _text: str = ""
-    _first: tuple[int, float] | None = None  # iterations and time when the first chunk was done
-    _told: bool = False
+    _mark: tuple[int, float] | None = None  # iterations that were done, and when
+    _end: float | None = None  # when the run was told to end
 
     def __enter__(self) -> Monitor:
         if self.progressbar:
@@ -73,21 +74,26 @@ class Monitor:
         accept = f"accept {rate.mean():.2f} · " if rate.size else ""
         detail = f"{accept}{in_short(rows_touched)} {self.units} touched{self._text}"
         current.update(done - self.tune if done > self.tune else done, detail)
-        self._tell(done)
 
-    def _tell(self, done: int) -> None:
-        """Say once how long the rest takes at this pace: what was predicted may be far off."""
-        if self._first is None:  # before it, something may have been compiled
-            self._first = done, time.monotonic()
-        began, started = self._first
-        if self._told or done - began < CALIBRATED:
+    def tell(self, done: int, now: float) -> None:
+        """Say how long the rest takes at the latest pace, and again when that proves far off.
+
+        What was predicted may be wrong for a busy machine or for long trajectories, and the first
+        iterations of warm-up differ from later ones. To be called when a chunk is done.
+        """
+        if self._mark is None:  # before it, something may have been compiled
+            self._mark = done, now
+        began, started = self._mark
+        if done - began < CALIBRATED or now - started < WATCH:
             return
-        self._told = True
-        pace = (time.monotonic() - started) / (done - began)
-        left = pace * (self.tune + self.draws - done)
-        if left > LONG:
-            words = f"about {duration(left)} to go, by the pace of the first {done:,} iterations"
-            say(words, self.progressbar)
+        left = (now - started) / (done - began) * (self.tune + self.draws - done)
+        expected = 0.0 if self._end is None else max(self._end - now, 0.0)
+        self._mark = done, now
+        if left <= LONG or expected / OFF < left < expected * OFF:
+            return
+        of = f"the first {done:,}" if self._end is None else f"the last {done - began:,}"
+        say(f"about {duration(left)} to go, by the pace of {of} iterations", self.progressbar)
+        self._end = now + left
 
     def _diagnose(self) -> None:
         from modicum.diagnostics import ess, r_hat
@@ -323,6 +329,7 @@ def _run_chunks(
         for record in records:
             book.enter(record, seconds / len(records))
             monitor.update(book.done, record, book.rows_touched)
+        monitor.tell(book.done, time.monotonic())
         pace.took(time.monotonic() - started, count)
         count = after
     return done
