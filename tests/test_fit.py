@@ -135,6 +135,19 @@ def test_wrong_tables_are_clear_errors(frame, post):
         post.predict(new.assign(hour=[7, 23, 8]))
 
 
+def test_ends_of_a_spline_may_be_rounded_to_single_precision():
+    rng = np.random.default_rng(1)
+    x, z = rng.uniform(0.1, 3.3, (2, 400))
+    table = pd.DataFrame({"x": x, "z": z, "y": np.sin(x) + z**2 + rng.normal(size=400)})
+    formula = "y ~ bs(x, df=5) + s(z, k=5)"
+    post = mo.fit(formula, table, family="gaussian", draws=100, progressbar=False)
+    single = table.assign(x=x.astype(np.float32), z=z.astype(np.float32))
+    assert (single["x"].max() > x.max()) or (single["x"].min() < x.min())
+    np.testing.assert_allclose(post.predict(single).mean, post.predict(table).mean, atol=1e-5)
+    # negative control: ten times the rounding is beyond the range
+    refused(mo.DataError, "is a spline from", post.predict, table.assign(x=x * (1 + 1e-6)))
+
+
 def test_a_store_is_a_table_too(frame, tmp_path):
     frame = frame.assign(late=(frame["late"] == "yes").astype(float))
     store = mo.rows.ingest(

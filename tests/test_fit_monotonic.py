@@ -202,6 +202,8 @@ def test_misuse_is_refused(table):
 
     text = table.assign(size=table["size"].astype(str))
     no("text in no order that is known", "y ~ mo(size)", text, DataError)
+    days = table.assign(day=pd.Timestamp("2026-01-01") + pd.to_timedelta(table["k"], unit="D"))
+    no("holds dates.*count them first", "y ~ mo(day)", days, DataError)
     no("has 2 levels", "y ~ mo(c)", table.assign(c=table["k"] // 2), DataError, priors=None)
     no("cannot vary by group", "y ~ mo(size) + (mo(size) | k)")
     no("each of several", "y ~ mo(size):C(k)", priors=None)

@@ -6,7 +6,7 @@ from scipy.stats import norm
 
 import modicum as mo
 from helpers import posteriors
-from helpers.refusals import refused
+from helpers.refusals import refused, unwarned
 from modicum.errors import SettingError, UnknownNameError
 
 LABELS = ["dose", "carrier[DL]", "dose:carrier[DL]", "carrier[New York]"]
@@ -101,6 +101,18 @@ def test_weights_and_signs_count(signed):
 )
 def test_what_is_no_hypothesis_is_refused(post, text, words):
     refused((SettingError, UnknownNameError), words, post.hypothesis, text)
+
+
+def test_a_line_called_like_a_column_is_said_to_be_the_line():
+    scale = np.random.default_rng(1).normal(2.0, 0.1, size=(2, 200))
+    draws = {"beta": scale[..., None] - 3, "scale": scale}
+    post = posteriors.bare(mo.models.Gaussian(), draws, labels={"beta": ["scale"]})
+    with pytest.warns(mo.ModicumWarning, match=r"write beta\[scale\] if you mean the") as caught:
+        table = post.hypothesis(["scale > 0", "beta[scale] > 0"])
+    assert [each.message.code for each in caught] == ["name-twice"]
+    assert list(table["probability"]) == [1.0, 0.0]
+    with unwarned():  # negative control: nothing is said of the full name
+        post.hypothesis("beta[scale] > 0")
 
 
 def test_ratios_are_of_transformed_draws(post):

@@ -332,6 +332,13 @@ def test_a_rate_is_asked_at_an_exposure_of_one():
     as_it_is = post.marginal("age", at=[0.0, 1.0])
     np.testing.assert_allclose(as_it_is["mean"], right * table["years"].mean())
     assert plots.effect(found).get_xlabel().startswith("expected claims at years = 1")
+    day = pd.Timestamp("2026-01-01")
+    dated = table.assign(day=day + pd.to_timedelta(np.arange(N) % 2, unit="D"))
+    by_day = of_formula(
+        "claims ~ age + C(day)", dated, mo.models.Poisson(), draws | {"beta": BETA[..., :2]}
+    )
+    found = by_day.marginal("age", at=[0.0], given={"day": day})
+    assert "day = 2026-01-01" in found.attrs["quantity"]
     rise = post.contrast("age", [0.0, 1.0], given={"years": 1})
     assert rise["mean"].item() == pytest.approx(right[1] - right[0])
     assert rise.attrs["quantity"] == "difference in the expected claims at years = 1"

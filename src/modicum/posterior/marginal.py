@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from itertools import combinations, product
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -445,7 +446,8 @@ def _given(given: object, columns: Sequence[str], rows: Population) -> dict[str,
     for name, value in given.items():
         if name in columns:
             raise SettingError(f"{name!r} is the column that varies: leave it out of given.")
-        if len(_listed(value)) != 1 or not isinstance(value, str | int | float | np.generic):
+        single = isinstance(value, str | int | float | date | np.generic)
+        if not single or len(_listed(value)) != 1:
             raise SettingError(
                 f"given sets a column to one value in all rows, and {name!r} is {value!r}: name "
                 "one, or vary the column too."

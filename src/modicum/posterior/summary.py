@@ -18,7 +18,7 @@ import numpy as np
 from modicum.arguments import names_checked
 from modicum.diagnostics import r_hat
 from modicum.diagnostics.weighted import diagnose, ends_of, weighted_mean
-from modicum.errors import SettingError, UnknownNameError, is_number
+from modicum.errors import SettingError, UnknownNameError, is_number, warn_of
 from modicum.libraries import pandas as pd
 from modicum.models.linear_predictor import family_of
 from modicum.posterior.fitted import FittedDraws, check_interval, require_positive_sum, scalar_names
@@ -309,11 +309,19 @@ def hypothesis(
     # the name in the summary of every scalar, by that name and by its short form
     lines = post.lines(post.draws)
     short = {line.removeprefix("beta[")[:-1]: line for line in lines if line.startswith("beta[")}
-    names = {name: line for name, line in short.items() if not name.isdigit()}
-    names |= {line: line for line in lines}
+    short = {name: line for name, line in short.items() if not name.isdigit()}
+    names = short | {line: line for line in lines}
     claims = {text: _claim(text, post, names) for text in dict.fromkeys(texts)}
     differences = {k: c.difference for k, c in claims.items() if c.difference is not None}
     table = _lines(post, differences, prob)[interval_columns(prob)].reindex(list(claims))
+    for name in dict.fromkeys(name for claim in claims.values() for name in claim.names):
+        if name in short and name in lines:
+            warn_of(
+                "name-twice",
+                f"{name!r} in a hypothesis is the line {name!r} of the summary, and not the "
+                f"coefficient of the column {name!r}",
+                f"write {short[name]} if you mean the coefficient",
+            )
     chances = [_chance(post, claim) for claim in claims.values()]
     probability, error = (np.array(each) for each in zip(*chances, strict=True))
     with np.errstate(divide="ignore"):
@@ -329,6 +337,7 @@ class _Claim(NamedTuple):
     difference: np.ndarray | None  # left minus right; None if there are several comparisons
     holds: np.ndarray | None  # None if nothing is claimed, or an equality
     about: np.ndarray  # a scalar that it is about, for the effective number of draws
+    names: tuple[str, ...]  # of all scalars, as they are written
 
 
 class _NamedScalars(NamedTuple):
@@ -393,12 +402,13 @@ def _claim(text: str, post: FittedDraws, names: dict[str, str]) -> _Claim:
     value = np.asarray(evaluate(expression, draws, {}))
     about, tree = draws.column(expression.names[0]), expression.tree
     if value.dtype != bool:
-        return _Claim(_finite(value, text), None, about)
+        return _Claim(_finite(value, text), None, about, expression.names)
     if not isinstance(tree, ast.Compare) or len(tree.ops) > 1:
-        return _Claim(None, value, about)
+        return _Claim(None, value, about, expression.names)
     left, right = (expression.source(side) for side in (tree.left, tree.comparators[0]))
     apart = _finite(evaluate(Expression(f"({left}) - ({right})"), draws, {}), text)
-    return _Claim(apart, None if isinstance(tree.ops[0], ast.Eq) else value, apart)
+    holds = None if isinstance(tree.ops[0], ast.Eq) else value
+    return _Claim(apart, holds, apart, expression.names)
 
 
 def _finite(value: object, text: str) -> np.ndarray:

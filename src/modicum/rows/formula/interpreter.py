@@ -35,6 +35,7 @@ from modicum.rows.formula.transforms import SINGLE
 from modicum.rows.levels import BatchColumns, ordered
 
 LARGEST = 1_000  # number of knots, degrees of freedom or powers
+SINGLE_ROUNDING = 1e-7  # of a number in single precision, relative to it
 
 
 class ColumnArray(NamedTuple):
@@ -254,7 +255,7 @@ class _Interpreter:
         state = self.states.get(text, {})
         bounds = [state.get(w, words.get(w)) for w in ("lower_bound", "upper_bound")]
         if name == "bs":
-            self._require_range(name, data, words, *bounds)
+            data = self._in_range(name, data, words, *bounds)
         with explained(text):
             if text not in self.states and self.learn is not None:
                 self.states[text] = self.learn(name, data, options, words)
@@ -296,8 +297,8 @@ class _Interpreter:
                 self.states[text] = self.learn(name, x, [by], words)
             state = self.states[text]
             ends = [(v["lower_bound"], v["upper_bound"]) for v in state["variables"].values()]
-            for values, (low, high) in zip(x.T, () if state["cyclic"] else ends, strict=False):
-                self._require_range(name, values, words, low, high)
+            for j, (low, high) in enumerate(() if state["cyclic"] else ends):
+                x[:, j] = self._in_range(name, x[:, j], words, low, high)
             if self.learn is not None:
                 x, by = x[:1], None if by is None else by._replace(codes=by.codes[:1])
             values = smooth_columns(state, x, by)
@@ -340,17 +341,19 @@ class _Interpreter:
         if text not in self.states and self.learn is None:
             raise DataError(f"the encoding has no state for {text}: it is damaged, fit again.")
 
-    def _require_range(
+    def _in_range(
         self, name: str, data: Array, words: dict[str, object], low: object, high: object
-    ) -> None:
-        """Refuse values outside the range of a spline that has no extrapolation rule."""
+    ) -> Array:
+        """Refuse values outside the range of a spline that has no extrapolation rule.
+
+        A copy of the fit's table in single precision has its ends a little outside: they are
+        moved to the ends of the range.
+        """
         if words.get("extrapolation", "raise") != "raise" or len(data) == 0:
-            return
-        outside = np.zeros(len(data), dtype=bool)
-        if isinstance(low, int | float):
-            outside |= data < low
-        if isinstance(high, int | float):
-            outside |= data > high
+            return data
+        limits = [end if isinstance(end, int | float) else np.nan for end in (low, high)]
+        clipped = np.fmin(np.fmax(data, limits[0]), limits[1])
+        outside = np.abs(data - clipped) > SINGLE_ROUNDING * np.abs(clipped)
         if outside.any():
             at = int(np.argmax(outside))
             lower, upper = ("..." if v is None else f"{v:g}" for v in (low, high))
@@ -359,6 +362,7 @@ class _Interpreter:
                 f"{self.columns.row(at)} has {data[at]:g}: leave such rows out, or fit with "
                 f'extrapolation="clip" or "extend" in {name}(...).'
             )
+        return clipped
 
 
 @contextmanager

@@ -319,6 +319,13 @@ class _Reading:
     def _require_order(self, expression: Expression, levels: tuple[Level, ...]) -> None:
         """Refuse text that has no order."""
         if not self._keeps_order(expression) or self._is_alphabetical(expression, levels):
+            column = expression.inner.bare
+            if column is not None and self.kinds[column] == "dates":
+                raise DataError(
+                    f"column {column!r} holds dates, and {expression.text} goes from each whole "
+                    f"number to the next: count them first, as in ({column} - "
+                    f"{column}.min()).dt.days."
+                )
             raise DataError(
                 f"the levels of {expression.inner.text!r} are text in no order that is known, and "
                 f"{expression.text} goes from each to the next: make the column numbers, or an "
