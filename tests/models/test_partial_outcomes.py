@@ -205,6 +205,11 @@ BOUNDED = {  # an outcome, what is known of it, and the probability by the distr
         (0.0, {"cens": 2.0, "y2": 2.0}, lambda F: F(2) - F(0)),
         (1.0, {"cens": 1.0, "lb": 0.0, "ub": 3.0}, lambda F: (F(3) - F(1)) / F(3)),
     ],
+    "Binomial": [  # a lower bound of 0 is none
+        (2.0, {"cens": 1.0, "lb": 0.0}, lambda F: 1 - F(2)),
+        (0.0, {"cens": -1.0, "lb": 0.0}, lambda F: F(0)),
+        (2.0, {"cens": 1.0, "lb": 1.0}, lambda F: (1 - F(2)) / (1 - F(0))),
+    ],
     "BetaBinomial": [
         (2.0, {"cens": 2.0, "y2": 4.0, "lb": 1.0}, lambda F: (F(4) - F(2)) / (1 - F(0))),
         (3.0, {"cens": 1.0, "ub": 9.0}, lambda F: 1 - F(3)),
@@ -219,7 +224,8 @@ BOUNDED = {  # an outcome, what is known of it, and the probability by the distr
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[slow] * (n != "HurdleLognormal")) for n in BOUNDED]
+    "name",
+    [pytest.param(n, marks=[slow] * (n not in ("HurdleLognormal", "Binomial"))) for n in BOUNDED],
 )
 def test_bounds_include_points_that_have_a_probability(name, x64):
     law = _law(name)

@@ -29,6 +29,7 @@ from modicum.models.constraints import (
 from modicum.models.model import BaseModel, Params
 from modicum.models.priors.distributions import (
     LKJ,
+    Domain,
     Exponential,
     HalfNormal,
     LogNormal,
@@ -37,7 +38,6 @@ from modicum.models.priors.distributions import (
     Prior,
     ShrunkPrior,
     StepShare,
-    Support,
     hyphenated,
 )
 from modicum.models.priors.resolved import (
@@ -183,7 +183,7 @@ class CoefficientPriors(BaseModel):
                     "one of them out."
                 )
             if key in short:
-                support: Support = "positive" if f"log_{key}" in self.extras else "real"
+                support: Domain = "positive" if f"log_{key}" in self.extras else "real"
                 require_support(key, prior, support, is_coefficient=key == "common")
             if isinstance(prior, ShrunkPrior) and key in short.keys() - {"common"}:
                 kind = hyphenated(type(prior))

@@ -42,7 +42,7 @@ from modicum.errors import DataError, SettingError, is_whole
 from modicum.models.constraints import covariance_factor
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, EffectScale, Labels, Params, unflattened
-from modicum.models.outcome_checks import binary_fault
+from modicum.models.outcome_checks import BINARY
 from modicum.models.priors.distributions import LKJ, HalfNormal, is_positive
 from modicum.models.priors.resolved import INTEGRATED, OWN, ModelPriors, PooledPrior
 from modicum.models.terms import (
@@ -385,7 +385,7 @@ class IntegratedEffects(BaseModel):
                 f"every row has its own '{self.group}', so the groups' effects cannot be told from "
                 "the noise of a row; leave the group out."
             )
-        if alone and self.family.outcome_fault is binary_fault:
+        if alone and self.family.support is BINARY:
             raise DataError(
                 f"every row has its own '{self.group}', and a single outcome of 0 or 1 says "
                 "nothing about its group's effect; leave the group out."

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import inf, pi
+from math import pi
 from typing import Any, ClassVar, TypeAlias
 
 import jax
@@ -30,6 +30,7 @@ from modicum.models.coefficients import (
 )
 from modicum.models.model import NEW, BaseModel, Batch, EffectScale, Labels, Params
 from modicum.models.outcome_checks import (
+    Support,
     check_outcomes,
     refuse_constant,
     refuse_mistaken_fields,
@@ -115,8 +116,6 @@ class LinearPredictorModel(CoefficientPriors):
     terms_by_class: ClassVar[str | None] = None
     has_order: ClassVar[bool] = False  # whether outcomes are classes in their order
     mean_is_share: ClassVar[bool] = False  # between 0 and 1, so that it has odds
-    least: ClassVar[float] = -inf  # largest number at which the distribution function is 0
-    most: ClassVar[float] = inf  # largest outcome
     no_tails: ClassVar[str] = "its outcomes are known completely"  # why, where it has none
     formula_fields: ClassVar[tuple[str, ...]] = ()  # of `observed`, that `derivatives` reads
     bounded_by_variation: ClassVar[bool] = False  # whether only outcomes that vary bound extras
@@ -180,14 +179,15 @@ class LinearPredictorModel(CoefficientPriors):
     def mean(self, eta: jax.Array) -> jax.Array:
         """Expected outcome given the vector of predictors of one row."""
 
+    @property
     @abstractmethod
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Return a mask of outcomes outside the family's support, and the support in words."""
+    def support(self) -> Support:
+        """The outcomes that the family allows."""
 
     @property
     def has_whole_outcomes(self) -> bool:  # type: ignore[override]
         """Whether outcomes are whole numbers, and their likelihood a probability, not a density."""
-        return bool(self.outcome_fault(np.array([0.5]))[0].all())
+        return self.support.whole
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """Variance of the outcome given the vector of predictors of one row."""
@@ -213,16 +213,6 @@ class LinearPredictorModel(CoefficientPriors):
             f"{type(self).__name__} does not say how outcomes are drawn; give it a method "
             "`draw_outcomes(rng, eta, batch)` that draws one for each vector of predictors."
         )
-
-    def before(self, lower: jax.Array) -> jax.Array:
-        """Return the number above which the outcomes from a lower bound are: bounds are included.
-
-        Amounts and shares may have a 0 that is an outcome of its own.
-        """
-        xp = namespace(lower)
-        if self.has_whole_outcomes:
-            return xp.ceil(lower) - 1
-        return xp.where((lower > 0) | (self.least == -inf), lower, self.least)
 
     def predictors(self, rows: Rows) -> int:
         """Return the number q of linear predictors; 0 means one, without an axis for it."""
@@ -293,10 +283,7 @@ class LinearPredictorModel(CoefficientPriors):
         def of(function: Callable[..., Any]) -> Callable[[jax.Array], Any]:
             return lambda y: function(eta, jnp.stack([y, *others]) if others else y)
 
-        ends = self.least, known.get("trials", self.most)
-        return log_density_of_part(
-            of(self.log_density), of(self.log_tails), known, ends, self.before
-        )
+        return log_density_of_part(of(self.log_density), of(self.log_tails), known, self.support)
 
     def draw_rows(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw an outcome for each vector of predictors, within the bounds that its row has."""
@@ -444,7 +431,7 @@ class LinearPredictorModel(CoefficientPriors):
         if times is None:
             return self.mean(eta)
 
-        tails = tails_everywhere(partial(self.log_tails, eta), self.least, self.most)
+        tails = tails_everywhere(partial(self.log_tails, eta), self.support)
         return jax.vmap(lambda time: jnp.exp(tails(time)[1]))(times)
 
     def predictor_words(self, effect: str, outcome: str) -> str:
@@ -702,10 +689,9 @@ class LinearPredictorModel(CoefficientPriors):
         def check(chunk: Batch, first: int) -> None:
             self.check_fields(chunk, first)
             if observed:
-                most = np.asarray(chunk.get("trials", self.most))
-                check_part(chunk, observed, self.before, most, first)
+                check_part(chunk, observed, self.support, first)
 
-        check_outcomes(self, rows, self.outcome_fault, check)
+        check_outcomes(self, rows, self.support, check)
 
 
 def family_of(model: BaseModel) -> LinearPredictorModel:

@@ -13,6 +13,7 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.constraints import NO_CONSTRAINTS, Entries, named_leaves
+from modicum.models.outcome_checks import REAL, Support
 from modicum.models.priors.resolved import ModelPriors
 from modicum.models.terms import GroupTerm
 from modicum.models.tracing import Trace, trace_of
@@ -227,9 +228,10 @@ class BaseModel(ABC):
         """The fields of a row that hold what is drawn as its outcome."""
         return (self.outcome_field,)
 
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Return a mask of outcomes outside the model's support, and the support in words."""
-        return np.zeros(len(y), bool), ""
+    @property
+    def support(self) -> Support:
+        """The outcomes that the model allows."""
+        return REAL
 
     def check_fields(self, chunk: Batch, first: int) -> None:  # noqa: B027 - optional
         """Refuse bad values in the other fields; `first` is the index of the first row."""

@@ -18,7 +18,7 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.constraints import named_leaves
 from modicum.models.model import BaseModel, Batch, Params
-from modicum.models.outcome_checks import check_outcomes, class_fault, count_classes, outcome_range
+from modicum.models.outcome_checks import check_outcomes, classes_to, count_classes, outcome_range
 from modicum.models.tracing import explained, uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
@@ -120,7 +120,7 @@ class NeuralModel(BaseModel):
         if rows.fields["y"] != ():
             raise DataError("the field 'y' must hold one outcome per row.")
         if self.likelihood == "categorical":
-            check_outcomes(self, rows, lambda y: class_fault(y, self.classes))
+            check_outcomes(self, rows, classes_to(self.classes))
             if self.output_size(rows) < 2:
                 raise SettingError("the outcome has a single class; a classifier needs two.")
 

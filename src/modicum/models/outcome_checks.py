@@ -1,84 +1,97 @@
-"""Checks of outcomes and codes: whether a model can describe them, and how many classes occur."""
+"""Supports and checks of outcomes: which a family can describe, and how many classes occur."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import pi
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from modicum.arrays import namespace
 from modicum.errors import DataError
-from modicum.models.model import BaseModel, Batch
 from modicum.rows import Rows
 
-Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
-OtherFields = Callable[[Batch, int], None]  # takes a chunk and the index of its first row
+# takes a chunk and the index of its first row
+OtherFields = Callable[[Mapping[str, np.ndarray], int], None]
 CHUNK = 262_144
 REMOTE = 1e-12  # an outcome whose range is a smaller share of its size has too few digits left
 MANY, FEW = 100, 5  # more than MANY classes with fewer than FEW rows each are not classes
 
 
-# Supports: for outcomes, a mask of those outside the support, and the support in words.
+class Support(NamedTuple):
+    """The outcomes that a family allows: numbers within bounds, which may have to be whole.
+
+    Parameters
+    ----------
+    words
+        The outcomes in words, for messages.
+    low, high
+        The bounds.
+    strictly
+        Whether outcomes lie strictly between the bounds.
+    whole
+        Whether outcomes are whole numbers.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> mo.models.Support("shares", 0, 1).excludes(np.array([0.3, 1.2]))
+    array([False,  True])
+    """
+
+    words: str
+    low: float = -np.inf
+    high: float = np.inf
+    strictly: bool = False
+    whole: bool = False
+
+    def excludes(self, y: np.ndarray) -> np.ndarray:
+        """Return a mask of the outcomes that are not in the support."""
+        inside = (y >= self.low) & (y <= self.high)
+        if self.strictly:
+            inside = (y > self.low) & (y < self.high)
+        return np.asarray(~inside | (y != np.floor(y)) if self.whole else ~inside)
+
+    @property
+    def least(self) -> float:
+        """The largest number at which the distribution function is 0."""
+        return self.low if self.strictly else self.low - 1e-30  # any number below
+
+    def before(self, lower: jax.Array) -> jax.Array:
+        """Return the number above which the outcomes from a lower bound are, which is included."""
+        xp = namespace(lower)
+        if self.whole:
+            return xp.ceil(lower) - 1
+        return xp.where(lower > self.low, lower, self.least)
 
 
-def real_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Any real number."""
-    return np.zeros(y.shape, dtype=bool), "real numbers"
+REAL = Support("real numbers")
+TOLERANCE = 1 + 1e-6  # of angles, also in single precision
+ANGLES = Support(
+    "angles from -pi to pi, in radians (np.deg2rad of degrees)", -pi * TOLERANCE, pi * TOLERANCE
+)
+POSITIVE = Support("positive numbers", 0, strictly=True)
+FROM_ZERO = Support("numbers from 0", 0)
+TIMES = Support("positive times", 0, strictly=True)
+SHARES = Support("shares strictly between 0 and 1 (percentages divided by 100)", 0, 1, True)
+CLOSED_SHARES = Support("shares from 0 to 1 (percentages divided by 100)", 0, 1)
+BINARY = Support(
+    "outcomes that are 0 or 1 (numbers need another family, such as gaussian; of other codes say "
+    "which is the event, as in 'y == 2 ~ x')",
+    0,
+    1,
+    whole=True,
+)
+COUNTS = Support("counts (whole numbers from 0)", 0, whole=True)
+RATES = Support("counts, or counts over exposures: numbers from 0", 0)
 
 
-def angle_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Angles in radians."""
-    bad = np.abs(y) > np.pi * (1 + 1e-6)  # also in single precision
-    return bad, "angles from -pi to pi, in radians (np.deg2rad of degrees)"
-
-
-def positive_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Numbers above 0."""
-    return ~(y > 0), "positive numbers"
-
-
-def from_zero_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Numbers from 0."""
-    return ~(y >= 0), "numbers from 0"
-
-
-def time_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Times above 0."""
-    return ~(y > 0), "positive times"
-
-
-def share_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Numbers strictly between 0 and 1."""
-    return ~((y > 0) & (y < 1)), "shares strictly between 0 and 1 (percentages divided by 100)"
-
-
-def closed_share_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Numbers from 0 to 1."""
-    return ~((y >= 0) & (y <= 1)), "shares from 0 to 1 (percentages divided by 100)"
-
-
-def binary_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """0 and 1."""
-    return (y != 0) & (y != 1), (
-        "outcomes that are 0 or 1 (numbers need another family, such as gaussian; of other codes "
-        "say which is the event, as in 'y == 2 ~ x')"
-    )
-
-
-def count_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Whole numbers from 0."""
-    return (y < 0) | (y != np.floor(y)), "counts (whole numbers from 0)"
-
-
-def rate_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Counts divided by exposures."""
-    return y < 0, "counts, or counts over exposures: numbers from 0"
-
-
-def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
-    """Return a mask of the outcomes that are not classes, and a description of the classes."""
-    above = np.inf if classes is None else classes - 1
-    upto = "0, 1, 2, ..." if classes is None else f"0 to {classes - 1}"
-    return (y < 0) | (y != np.floor(y)) | (y > above), f"classes numbered {upto}"
+def classes_to(count: int | None) -> Support:
+    """Return the support of this many classes, or of any number of classes."""
+    last, upto = (np.inf, "0, 1, 2, ...") if count is None else (count - 1, f"0 to {count - 1}")
+    return Support(f"classes numbered {upto}", 0, last, whole=True)
 
 
 def class_names(rows: Rows, count: int, prefix: str = "") -> tuple[str, ...]:
@@ -131,9 +144,9 @@ def count_classes(rows: Rows) -> int:
 
 
 def check_outcomes(
-    model: BaseModel, rows: Rows, fault: Fault, others: OtherFields | None = None
+    model: object, rows: Rows, support: Support, others: OtherFields | None = None
 ) -> None:
-    """Refuse outcomes that `fault` marks, naming the first such row; `others` checks all fields.
+    """Refuse outcomes outside the support, naming the first such row; `others` checks all fields.
 
     Codes without a level, as in a damaged store, are refused too.
     """
@@ -148,12 +161,12 @@ def check_outcomes(
                 "again from their source."
             )
         y = np.asarray(chunk["y"])
-        bad, support = fault(y)
+        bad = support.excludes(y)
         if bad.any():
             first = int(np.argmax(bad))
             raise DataError(
                 f"the outcome '{rows.outcome or 'y'}' is {y[first]:g} in row {start + first}, "
-                f"but {type(model).__name__} needs {support}."
+                f"but {type(model).__name__} needs {support.words}."
             )
         if others is not None:
             others(chunk, start)
@@ -174,7 +187,7 @@ MISTAKEN = {
 }
 
 
-def refuse_mistaken_fields(model: BaseModel, rows: Rows) -> None:
+def refuse_mistaken_fields(model: object, rows: Rows) -> None:
     """Refuse a field that would be ignored though its name suggests otherwise."""
     factors = () if rows.coding is None else rows.coding.fields
     for name, remedy in MISTAKEN.items():
@@ -185,7 +198,7 @@ def refuse_mistaken_fields(model: BaseModel, rows: Rows) -> None:
             )
 
 
-def refuse_constant(model: BaseModel, rows: Rows) -> None:
+def refuse_constant(model: object, rows: Rows) -> None:
     """Refuse an outcome that never varies, where the scale of its noise is to be estimated."""
     if len(rows) < 2 or "offset" in rows.fields:
         return

@@ -24,6 +24,7 @@ import numpy as np
 from modicum.arrays import as_either, log1m_exp
 from modicum.errors import DataError
 from modicum.models.model import Batch
+from modicum.models.outcome_checks import Support
 
 HIDING = ("event", "cens", "y2")  # what is seen of an outcome, once it has come about
 CENSORED = (*HIDING, "lb", "ub")
@@ -33,7 +34,6 @@ NEVER = -1e30  # logarithm of a probability of 0, whose differences are numbers
 CLOSEST = 1e-15  # difference of two logarithms, of which rounding leaves nothing
 MOST_TRIES = 10_000  # draws per outcome until one is within its bounds
 TailsAt = Callable[[jax.Array], tuple[jax.Array, jax.Array]]  # log P(Y <= y) and log P(Y > y)
-Before = Callable[[jax.Array], jax.Array]  # the number above which outcomes from a bound are
 Known = Mapping[str, jax.Array]  # the fields of one row
 
 
@@ -41,8 +41,7 @@ def log_density_of_part(
     log_density: Callable[[jax.Array], jax.Array],
     log_tails: TailsAt,
     known: Known,
-    ends: tuple[float, jax.Array | float],
-    before: Before,
+    support: Support,
 ) -> jax.Array:
     """Log-probability, or log-density, of what is known of one outcome.
 
@@ -52,15 +51,13 @@ def log_density_of_part(
         Of an outcome, given the predictors of the row.
     known
         The fields of the row.
-    ends
-        Up to the one the distribution function is 0, and from the other on 1.
-    before
-        Returns the number above which the outcomes from a lower bound are.
+    support
+        The outcomes that the family allows; of successes, only as many as the trials of the row.
     """
-    between = partial(_log_between, tails_everywhere(log_tails, *ends))
+    between = partial(_log_between, tails_everywhere(log_tails, support, known.get("trials")))
     y, lower, upper = known["y"], known.get("lb"), known.get("ub")
     if lower is not None:
-        lower = before(lower)
+        lower = support.before(lower)
     value = log_density(y)
     if "event" in known:
         value = jnp.where(known["event"] == 0, between(y, upper), value)
@@ -73,8 +70,11 @@ def log_density_of_part(
     return value if lower is None and upper is None else value - between(lower, upper)
 
 
-def tails_everywhere(log_tails: TailsAt, least: float, most: jax.Array | float) -> TailsAt:
+def tails_everywhere(
+    log_tails: TailsAt, support: Support, trials: jax.Array | None = None
+) -> TailsAt:
     """Continue the tails of an outcome beyond its support, with finite derivatives."""
+    least, most = support.least, support.high if trials is None else trials
 
     def tails(y: jax.Array) -> tuple[jax.Array, jax.Array]:
         inside, low = (y > least) & (y < most), y <= least
@@ -139,14 +139,8 @@ def draw_within(
 NO_CHANCE = "outside its bounds {lb:g} and {ub:g}, where rows were not to be"
 
 
-def check_part(
-    chunk: Batch, observed: tuple[str, ...], before: Before, most: np.ndarray, first: int
-) -> None:
-    """Refuse fields that contradict each other.
-
-    `before` is that of `log_density_of_part`, `most` the largest outcome that a row may have, and
-    `first` the index of the first row.
-    """
+def check_part(chunk: Batch, observed: tuple[str, ...], support: Support, first: int) -> None:
+    """Refuse fields that contradict each other; `first` is the index of the first row."""
     for one, other in (("event", "cens"), KNOWN_NOISE):
         if one in observed and other in observed:
             raise DataError(f"the rows hold both {one!r} and {other!r}: leave one of them out.")
@@ -157,8 +151,8 @@ def check_part(
     absent = {"event": 1, "cens": 0, "y2": np.inf, "lb": -np.inf, "ub": np.inf, "se": 1}
     known = {name: np.full(len(y), value) for name, value in absent.items()} | known
     event, y2, lb = (known[name] for name in ("event", "y2", "lb"))
-    known["ub"] = ub = np.minimum(known["ub"], most)
-    below = np.asarray(before(as_either(lb)))
+    known["ub"] = ub = np.minimum(known["ub"], np.asarray(chunk.get("trials", support.high)))
+    below = np.asarray(support.before(as_either(lb)))
     cens = np.where(event == 0, 1, known["cens"])
     outside = (y < lb) | (y > ub) | ((cens == 1) & (y == ub)) | ((cens == 2) & (y2 > ub))
     rules = (

@@ -27,7 +27,7 @@ from modicum.diagnostics.weighted import (
 from modicum.errors import DataError, SettingError, is_number, warn_of, whole_number
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
-from modicum.models.outcome_checks import class_fault
+from modicum.models.outcome_checks import classes_to
 from modicum.models.over_draws import ModelPredictor, length_of
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
 from modicum.posterior.fitted import FittedDraws, affordable, check_interval
@@ -424,15 +424,15 @@ def _check_outcomes(
 ) -> None:
     """Refuse outcomes the model gives no density to, naming the first such row."""
     y = np.asarray(piece[model.outcome_field])
+    support = model.support
     if expected is not None and expected.ndim == 3 and model.decide(expected) is not None:
-        bad, support = class_fault(y, expected.shape[2])
-    else:
-        bad, support = model.outcome_fault(y)
+        support = classes_to(expected.shape[2])
+    bad = support.excludes(y)
     if bad.any():
         at = int(np.argmax(bad))
         raise DataError(
             f"the outcome is {y[at]:g} in row {first + at}, but the model of this posterior needs "
-            f"{support}."
+            f"{support.words}."
         )
     model.check_fields(piece, first)
 

@@ -62,7 +62,7 @@ def drawn(model, eta=ETA):
     )
     assert y.shape == (2, N // 2)
     assert y.dtype == np.float64
-    assert not model.outcome_fault(y)[0].any()
+    assert not model.support.excludes(y).any()
     return y.ravel()
 
 

@@ -17,7 +17,7 @@ from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.families.links import LINKS, LinkName, bounded_exp, log_factorial
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
-from modicum.models.outcome_checks import class_fault, class_names, count_classes, count_fault
+from modicum.models.outcome_checks import COUNTS, Support, class_names, classes_to, count_classes
 from modicum.models.priors.resolved import Part, Reported
 from modicum.models.priors.units import Moments
 from modicum.models.separation import find_ordinal_separation, find_separation
@@ -53,9 +53,10 @@ class _Classes(LinearPredictorModel):
         """Predict the most probable class."""
         return np.argmax(expected, axis=-1)
 
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only whole numbers from 0 to K - 1."""
-        return class_fault(y, self.classes)
+    @property
+    def support(self) -> Support:
+        """Whole numbers from 0 to K - 1."""
+        return classes_to(self.classes)
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,15 +199,13 @@ class Multinomial(Softmax):
         trials = np.asarray(batch["trials"]).astype(np.int64)
         return 1.0 * rng.multinomial(trials, chances / chances.sum(axis=-1, keepdims=True))
 
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only counts."""
-        return count_fault(y)
+    support = COUNTS
 
     def check_fields(self, chunk: Batch, first: int) -> None:
         """Refuse counts that are not counts, or whose sum is not the number of trials."""
         counts = np.stack([np.asarray(chunk[name]) for name in ("y", *self.counts)])
         trials = np.asarray(chunk["trials"])
-        bad = count_fault(counts)[0].any(axis=0) | (np.sum(counts, axis=0) != trials)
+        bad = COUNTS.excludes(counts).any(axis=0) | (np.sum(counts, axis=0) != trials)
         if bad.any():
             at = int(np.argmax(bad))
             listed = ", ".join(f"{count:g}" for count in counts[:, at])

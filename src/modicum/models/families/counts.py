@@ -24,7 +24,7 @@ from modicum.models.families.links import (
 from modicum.models.families.log_link import LogLink
 from modicum.models.linear_predictor import Derivatives, Draws, MeanOutcome
 from modicum.models.model import BaseModel, Batch
-from modicum.models.outcome_checks import count_fault, rate_fault
+from modicum.models.outcome_checks import COUNTS, RATES
 from modicum.models.priors.units import Moments
 
 
@@ -32,8 +32,7 @@ from modicum.models.priors.units import Moments
 class _Counts(LogLink):
     counted: ClassVar[str | None] = "y"
     multiplies = "rate"
-    outcome_fault = staticmethod(count_fault)
-    least: ClassVar[float] = -1e-30  # any number below 0
+    support = COUNTS
 
     def pseudo_variance(self, data: Moments) -> float:
         """Return one over the mean."""
@@ -110,7 +109,7 @@ class PoissonRates(Poisson):
     """Poisson regression of counts over exposures with exposures as weights, as in scikit-learn."""
 
     log_tails = BaseModel.log_tails  # a rate has none
-    outcome_fault = staticmethod(rate_fault)  # weighted, y log(mu) - mu is that of the counts w y
+    support = RATES  # weighted, y log(mu) - mu is that of the counts w y
 
 
 @dataclass(frozen=True, repr=False)

@@ -37,7 +37,7 @@ from modicum.models.linear_predictor import (
     MeanOutcome,
 )
 from modicum.models.model import Batch
-from modicum.models.outcome_checks import positive_fault, time_fault
+from modicum.models.outcome_checks import POSITIVE, TIMES
 from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 
@@ -57,8 +57,7 @@ class Gamma(LogLink):
 
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
     bounded_by_variation: ClassVar[bool] = True
-    outcome_fault = staticmethod(positive_fault)
-    least: ClassVar[float] = 0.0
+    support = POSITIVE
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Tails of a gamma variable."""
@@ -98,9 +97,8 @@ class InverseGaussian(LogLink):
 
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
     bounded_by_variation: ClassVar[bool] = True
-    outcome_fault = staticmethod(positive_fault)
+    support = POSITIVE
     extras_have_unit: ClassVar[bool] = True
-    least: ClassVar[float] = 0.0
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Tails of an inverse Gaussian variable."""
@@ -143,7 +141,6 @@ class _Accelerated(LogLink):
     """Outcomes e^(eta + noise / shape), with the noise of a link's latent variable."""
 
     link: ClassVar[Link] = LINKS["cloglog"]
-    least: ClassVar[float] = 0.0
 
     def log_shape(self, eta: jax.Array) -> jax.Array | float:
         """Logarithm of the shape: the extra parameter, or 0."""
@@ -186,7 +183,7 @@ class Lognormal(_Accelerated):
 
     extras: ClassVar[tuple[str, ...]] = ("log_scale",)
     bounded_by_variation: ClassVar[bool] = True
-    outcome_fault = staticmethod(positive_fault)
+    support = POSITIVE
     link: ClassVar[Link] = LINKS["probit"]
 
     def log_shape(self, eta: jax.Array) -> jax.Array:
@@ -229,7 +226,7 @@ class NormalLogs(Gaussian):
 class _Survival(_Accelerated):
     """Times to an event."""
 
-    outcome_fault = staticmethod(time_fault)
+    support = TIMES
     multiplies = "time"
 
 

@@ -29,12 +29,7 @@ from modicum.models.families.links import (
 )
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Params
-from modicum.models.outcome_checks import (
-    binary_fault,
-    closed_share_fault,
-    count_fault,
-    share_fault,
-)
+from modicum.models.outcome_checks import BINARY, CLOSED_SHARES, COUNTS, SHARES
 from modicum.models.priors.units import Moments
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
@@ -59,7 +54,7 @@ class _Binary(_Successes):
     """A family of outcomes that are 0 or 1, defined by the probability of a 1."""
 
     link: ClassVar[Link]
-    outcome_fault = staticmethod(binary_fault)
+    support = BINARY
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """log p where y is 1, log(1 - p) where it is 0."""
@@ -163,7 +158,7 @@ class _Trials(_Successes):
 
     link: LinkName = "logit"
 
-    outcome_fault = staticmethod(count_fault)
+    support = COUNTS
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "trials")
     field_meaning: ClassVar[dict[str, str]] = {
         "trials": "COLUMN is the number of trials of each row, and the outcome that of successes"
@@ -195,7 +190,7 @@ class _Trials(_Successes):
     def check_fields(self, chunk: Batch, first: int) -> None:
         """Refuse trials that are not counts, and more successes than trials."""
         y, trials = np.asarray(chunk["y"]), np.asarray(chunk["trials"])
-        bad = count_fault(trials)[0] | (trials < y)
+        bad = COUNTS.excludes(trials) | (trials < y)
         if bad.any():
             at = int(np.argmax(bad))
             raise DataError(
@@ -327,10 +322,8 @@ class Beta(LinearPredictorModel):
     extras: ClassVar[tuple[str, ...]] = ("log_precision",)
     bounded_by_variation: ClassVar[bool] = True
     mean_is_share: ClassVar[bool] = True
-    outcome_fault = staticmethod(share_fault)
+    support = SHARES
     multiplies = "odds"
-    least: ClassVar[float] = 0.0
-    most: ClassVar[float] = 1.0
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Tails of a beta variable."""
@@ -378,8 +371,7 @@ class ZeroOneInflatedBeta(Beta):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_precision", "logit_edge_chance", "logit_one_share")
-    outcome_fault = staticmethod(closed_share_fault)
-    least: ClassVar[float] = -1e-30  # any number below 0
+    support = CLOSED_SHARES
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Those of a beta variable, and of the points 0, which is never above y, and 1."""

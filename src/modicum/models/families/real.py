@@ -32,7 +32,7 @@ from modicum.models.families.links import (
 from modicum.models.families.log_link import LogLink
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch
-from modicum.models.outcome_checks import angle_fault, real_fault, refuse_remote
+from modicum.models.outcome_checks import ANGLES, REAL, refuse_remote
 from modicum.models.partial_outcomes import CENSORED, KNOWN_NOISE
 from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
@@ -65,7 +65,7 @@ class ScaleFamily(LinearPredictorModel):
     on_numpy: ClassVar[bool] = True  # at a known scale
     extras_have_unit: ClassVar[bool] = True
     bounded_by_variation: ClassVar[bool] = True
-    outcome_fault = staticmethod(real_fault)
+    support = REAL
     scale_at: ClassVar[int] = 1  # where among the predictors of a row the log-scale is
 
     @property
@@ -320,7 +320,7 @@ class GaussianLog(LogLink):
     extras: ClassVar[tuple[str, ...]] = ("log_scale",)
     extras_have_unit: ClassVar[bool] = True
     bounded_by_variation: ClassVar[bool] = True
-    outcome_fault = staticmethod(real_fault)
+    support = REAL
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Normal log-density about e^eta."""
@@ -469,7 +469,7 @@ class VonMises(LinearPredictorModel):
 
     extras: ClassVar[tuple[str, ...]] = ("log_concentration",)
     no_tails: ClassVar[str] = "angles go round in a circle, on which none is below another"
-    outcome_fault = staticmethod(angle_fault)
+    support = ANGLES
     bounded_by_variation: ClassVar[bool] = True
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:

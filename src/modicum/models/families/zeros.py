@@ -33,7 +33,7 @@ from modicum.models.families.links import (
 from modicum.models.families.log_link import LogLink
 from modicum.models.families.positive import Gamma, Lognormal
 from modicum.models.model import Batch
-from modicum.models.outcome_checks import count_fault, from_zero_fault
+from modicum.models.outcome_checks import COUNTS, FROM_ZERO
 from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 
@@ -65,9 +65,8 @@ class _Zeros(LogLink):
 class _Inflated(_Zeros):
     """Counts that are 0 with a probability pi, and otherwise those of the other family."""
 
-    outcome_fault = staticmethod(count_fault)
+    support = COUNTS
     counted: ClassVar[str | None] = "y"
-    least: ClassVar[float] = NegativeBinomial.least
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """pi + (1 - pi) P(count <= y), and the rest."""
@@ -138,8 +137,7 @@ class _Hurdle(_Zeros):
     All zeros are from the hurdle, whatever eta is: no column can be told to explain them.
     """
 
-    outcome_fault = staticmethod(from_zero_fault)
-    least: ClassVar[float] = NegativeBinomial.least
+    support = FROM_ZERO
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """1 - pi times the chance of more than y given not 0, and the rest."""
@@ -186,7 +184,7 @@ class HurdlePoisson(_Hurdle):
 
     others: ClassVar[LogLink] = Poisson()
     extras: ClassVar[tuple[str, ...]] = ("logit_zero_chance",)
-    outcome_fault = staticmethod(count_fault)
+    support = COUNTS
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,7 +203,7 @@ class HurdleNegativeBinomial(_Hurdle):
     others: ClassVar[LogLink] = NegativeBinomial()
     extras: ClassVar[tuple[str, ...]] = ("log_overdispersion", "logit_zero_chance")
     simpler: ClassVar[str] = "hurdle-poisson"
-    outcome_fault = staticmethod(count_fault)
+    support = COUNTS
 
 
 @dataclass(frozen=True, repr=False)
@@ -304,7 +302,7 @@ class Tweedie(LogLink):
     extras_have_unit: ClassVar[bool] = True
     bounded_by_variation: ClassVar[bool] = True
     counted: ClassVar[str | None] = "y"
-    outcome_fault = staticmethod(from_zero_fault)
+    support = FROM_ZERO
     no_tails: ClassVar[str] = "its chances are sums over numbers of amounts (use hurdle-gamma)"
 
     @property

@@ -29,7 +29,7 @@ from modicum.arrays import HALF_LOG_2PI, log_gamma_of, log_sigmoid, namespace
 from modicum.errors import SettingError, is_number
 from modicum.runtime import Array
 
-Support = Literal["real", "positive", "correlation"]
+Domain = Literal["real", "positive", "correlation"]
 FAR_QUANTILE = 0.99865  # three standard deviations above the mean of a normal
 
 
@@ -44,7 +44,7 @@ class Prior(ABC):
     Subclasses define the support, the log-density, and how it prints.
     """
 
-    support: ClassVar[Support] = "real"
+    support: ClassVar[Domain] = "real"
     quadratic: ClassVar[bool] = False  # whether the log-density is quadratic
     # Arguments that need not be above zero.
     any_number: ClassVar[tuple[str, ...]] = ("mean", "lower", "upper")
@@ -736,7 +736,7 @@ class LogNormal(Prior):
 
     mean: float = 0.0
     sd: float = 1.0
-    support: ClassVar[Support] = "positive"
+    support: ClassVar[Domain] = "positive"
     quadratic: ClassVar[bool] = True
 
     def density(self, value: jax.Array) -> jax.Array:
@@ -771,7 +771,7 @@ class HalfNormal(Prior):
     """
 
     sd: float = 1.0
-    support: ClassVar[Support] = "positive"
+    support: ClassVar[Domain] = "positive"
 
     def density(self, value: jax.Array) -> jax.Array:
         """Twice the density of the normal."""
@@ -794,7 +794,7 @@ class HalfCauchy(Prior):
     """
 
     scale: float = 1.0
-    support: ClassVar[Support] = "positive"
+    support: ClassVar[Domain] = "positive"
 
     def density(self, value: jax.Array) -> jax.Array:
         """-log(1 + (value / scale)^2), plus its constant."""
@@ -817,7 +817,7 @@ class Exponential(Prior):
     """
 
     rate: float = 1.0
-    support: ClassVar[Support] = "positive"
+    support: ClassVar[Domain] = "positive"
 
     def density(self, value: jax.Array) -> jax.Array:
         """Log rate - rate value."""
@@ -846,7 +846,7 @@ class Gamma(Prior):
 
     shape: float
     rate: float = 1.0
-    support: ClassVar[Support] = "positive"
+    support: ClassVar[Domain] = "positive"
 
     def density(self, value: jax.Array) -> jax.Array:
         """(shape - 1) log value - rate value, plus its constant."""
@@ -876,7 +876,7 @@ class LKJ(Prior):
     """
 
     eta: float = 2.0
-    support: ClassVar[Support] = "correlation"
+    support: ClassVar[Domain] = "correlation"
 
     def density(self, value: jax.Array) -> jax.Array:
         """Log-density as a function of log det(R), up to a constant."""

@@ -30,12 +30,12 @@ from modicum.models.constraints import (
     simplex,
 )
 from modicum.models.priors.distributions import (
+    Domain,
     Flat,
     LogNormal,
     Normal,
     Prior,
     ShrunkPrior,
-    Support,
     as_tree,
     together,
 )
@@ -79,7 +79,7 @@ def tidy_priors(priors: object) -> PriorTable:
 
 
 def require_support(
-    key: str, prior: Prior, support: Support, *, is_coefficient: bool = False
+    key: str, prior: Prior, support: Domain, *, is_coefficient: bool = False
 ) -> None:
     """Refuse a prior with the wrong support; a coefficient may be positive, or within bounds."""
     if is_coefficient and prior.support in ("real", "positive"):
