@@ -37,24 +37,33 @@ def relative_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: s
 
     As the captions of Tables 1 and 3 say, HMC-ECS is compared by its entire run and stochastic
     gradients by sampling alone, on both sides of the ratio. Costs are those of runs as long as the
-    paper's, from the cost of an iteration here.
+    paper's, from the cost of an iteration here. Chains that disagree have no IF, and so no RCT.
     """
     rows = []
     for label, fit in fits.items():
-        whole = fit.contender.training
+        whole, printed = fit.contender.training, problem.figures(label)
+        worst = _worst_r_hat(fit)
         ratio, other = (_relative(label, problem, fits, way) for way in (whole, not whole))
-        printed = problem.figures(label)
+        least, median, most, reverse = (
+            (*np.percentile(ratio, (0, 50, 100)).tolist(), float(np.median(other)))
+            if worst < CONVERGED
+            else (None, "not comparable", None, None)
+        )
+        quotient = median / printed["median"] if reverse and "median" in printed else None
         row: list[object] = [label, "entire run" if whole else "sampling alone"]
-        for quantile, q in (("min", 0), ("median", 50), ("max", 100)):
-            row += [float(np.percentile(ratio, q)), printed.get(quantile)]
-        median = float(np.median(ratio))
-        quotient = median / printed["median"] if "median" in printed else None
-        rows.append([*row, quotient, float(np.median(other))])
+        for quantile, ours in (("min", least), ("median", median), ("max", most)):
+            row += [ours, printed.get(quantile)]
+        rows.append([*row, quotient, reverse, worst])
     columns = ["method", "charged for"]
     for quantile in ("min", "median", "max"):
         columns += [f"RCT {quantile}", f"RCT {quantile} (paper)"]
-    columns += ["median over the paper's", "RCT median, charged the other way"]
-    return Table(name, columns, rows, note)
+    columns += ["median over the paper's", "RCT median, charged the other way", "R-hat"]
+    lost = f"Not comparable: an R-hat above {CONVERGED}, so that draws do not tell an IF."
+    return Table(name, columns, rows, f"{lost} {note}".strip())
+
+
+def _worst_r_hat(fit: Fit) -> float:
+    return float(np.max(r_hat(fit.draws)))
 
 
 def _relative(label: str, problem: Problem, fits: Mapping[str, Fit], training: bool) -> np.ndarray:
@@ -140,7 +149,7 @@ CLOSE, BIASED = 0.3, 0.5  # limits of the largest error of a mean, in posterior 
 
 def _judged(what: str, fit: Fit, found: str, agree: bool) -> Claim:
     """Return the claim, without a verdict if the chains of `fit` have not converged."""
-    worst = float(np.max(r_hat(fit.draws)))
+    worst = _worst_r_hat(fit)
     if worst < CONVERGED:
         return (what, found, "yes", agree)
     return (what, f"{found}; not comparable, since R-hat is {worst:.3g}", "yes", None)
@@ -263,6 +272,9 @@ def stochastic_gradients_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
     sentences = []
     for steps in problem.sghmc_steps:
         fit = fits[problem.sghmc_label(steps)]
+        if _worst_r_hat(fit) >= CONVERGED:
+            sentences.append(f"{fit.label} cannot be compared, since its chains disagree")
+            continue
         alone, whole = (
             float(np.median(_relative(fit.label, problem, fits, way))) for way in (False, True)
         )

@@ -130,6 +130,18 @@ def test_relative_table_has_the_baseline_at_one():
     assert second["median over the paper's"] == pytest.approx(3 / 2.97)
 
 
+def test_chains_that_disagree_are_not_compared():
+    draws = np.random.default_rng(1).normal(size=(2, 500, 3))
+    base, other = made("HMC-ECS perturbed", draws, 1_000), made("SG-HMC", draws, 3_000)
+    lost = made("SGLD", draws + np.array([0.0, 1.0])[:, None, None], 1_000)  # two places
+    table = relative_table("t", HIGGS, {fit.label: fit for fit in (base, other, lost)}, "")
+    found = columns_of(table)
+    assert found["RCT median"] == [1, pytest.approx(3), "not comparable"]
+    assert found["RCT max"][2] is None
+    assert found["RCT median (paper)"][2] == 12.46
+    assert found["R-hat"][0] < 1.1 < found["R-hat"][2]
+
+
 def test_stochastic_gradients_are_charged_for_sampling_on_both_sides():
     """As in the captions of Tables 1 and 3, the passes of HMC-ECS are not charged."""
     draws = np.random.default_rng(1).normal(size=(2, 2_000, 3))
@@ -317,7 +329,8 @@ def test_tables_1_2(tmp_path, monkeypatch):
     relative, efficiency, _ = run_smoke("tables-1-2", tmp_path).tables
     found = columns_of(relative)
     median = dict(zip(found["method"], found["RCT median"], strict=True))
-    assert 1 < median["SG-HMC"] < median["SGLD, stable step"]
+    assert median["SG-HMC"] > 1
+    assert median["SGLD"] == "not comparable"
     other = dict(zip(found["method"], found["RCT median, charged the other way"], strict=True))
     assert other["HMC-ECS signed"] > 1
     assert other["HMC-ECS weighted (our default)"] < 0.2
