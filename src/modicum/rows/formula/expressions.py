@@ -57,8 +57,22 @@ KEYWORDS = {
     "te": ("k", "extrapolation"),
     "rw": ("lower_bound", "upper_bound"),
 }
-OF_LEVELS = ("C", "rw", "car", "mo")  # what they do to levels is read by their owner, not computed
-VARIABLES = {"s": (1, 1), "te": (2, 3)}  # of a smooth, at least and at most
+STRUCTURED = ("rw", "car", "mo")  # whose levels have an order, or neighbours
+OF_LEVELS = ("C", *STRUCTURED)  # what they do to levels is read by their owner, not computed
+OF_SMOOTHS = "and its settings by name, as in s(x, k=10) and te(x, z, k=5)"
+# How many arguments of a term have places and no names, at least and at most.
+BY_PLACE = {
+    "C": (1, 2, "levels by name, as in C(x, levels=[...])"),
+    "s": (1, 1, f"one column, {OF_SMOOTHS}"),
+    "te": (2, 3, f"two or three, {OF_SMOOTHS}"),
+    "rw": (1, 1, "one column, and its bounds by name"),
+    "car": (
+        *(2, 2),
+        "a column of regions and the name of a table of neighbours, as in car(region, W), with "
+        "matrices={'W': pairs}",
+    ),
+}
+PLACES = {"C": ("contrasts",), "car": ("neighbours",), "bs": ("df", "knots", "degree")}
 # Names of the codes of `censoring(column)`, which is how a formula reads cens(column).
 CENSORING = {"none": 0, "right": 1, "left": -1, "interval": 2}
 # Functions whose arguments may be truths; those of all others are numbers.
@@ -153,9 +167,8 @@ class Contrast:
 
 @dataclass(frozen=True)
 class CategoricalCall:
-    """The arguments of ``C(inner, contrasts, levels=[...])``."""
+    """The arguments of ``C(x, contrasts, levels=[...])`` after the first."""
 
-    inner: Expression
     contrast: Contrast | None
     reference: Level | None
     levels: tuple[Level, ...]
@@ -213,11 +226,11 @@ call functions by name only, as in log(x): compute such a column first.
     @property
     def label(self) -> str:
         """The name of the expression in column names; of smooths, without their settings."""
-        if self.structured is not None:
-            return f"{function_of(self.structured)}({self.inner.text})"
-        if self.smooth is not None:
+        if self.form in STRUCTURED:
+            return f"{self.form}({self.inner.text})"
+        if self.form in SMOOTHS:
             by = [] if self.by is None else [f"by={self.by}"]
-            return f"{function_of(self.smooth)}({', '.join([*self.variables, *by])})"
+            return f"{self.form}({', '.join([*self.variables, *by])})"
         name = self.bare
         return self.text if name is None else name
 
@@ -227,40 +240,35 @@ call functions by name only, as in log(x): compute such a column first.
         return self.tree if isinstance(self.tree, ast.Call) else None
 
     @cached_property
-    def smooth(self) -> ast.Call | None:
-        """The call of a smooth, if the expression is one."""
-        call = self.call
-        return None if call is None or function_of(call) not in SMOOTHS else call
+    def form(self) -> str:
+        """The function, if the expression is a call of one: of C, s, te, rw, car or mo, a term."""
+        return "" if self.call is None else function_of(self.call) or ""
 
     @cached_property
-    def structured(self) -> ast.Call | None:
-        """The call of ``rw(t)``, ``car(region, W)`` or ``mo(x)``, if the expression is one."""
-        call = self.call
-        return None if call is None or function_of(call) not in ("rw", "car", "mo") else call
-
-    @property
-    def is_monotonic(self) -> bool:
-        """Whether it is ``mo(x)``."""
-        return self.structured is not None and function_of(self.structured) == "mo"
+    def _given(self) -> dict[str, ast.expr]:
+        """The arguments of the call after the first that have names."""
+        if self.call is None:
+            return {}
+        by_place = dict(zip(PLACES.get(self.form, ()), self.call.args[1:], strict=False))
+        return by_place | {str(word.arg): word.value for word in self.call.keywords}
 
     @property
     def is_pooled(self) -> bool:
         """Whether it has coefficients with an sd of their own: a smooth, or neighbours."""
-        return (self.smooth or self.structured) is not None and not self.is_monotonic
+        return self.form in (*SMOOTHS, *STRUCTURED) and self.form != "mo"
 
     @property
     def regions(self) -> str | None:
         """The name of the table of neighbours in ``car(region, W)``."""
-        call = self.structured
-        if call is None or function_of(call) != "car":
+        if self.form != "car":
             return None
-        return Expression(self.source(call.args[1])).bare or str(constant_of(call.args[1]))
+        table = self._given["neighbours"]
+        return Expression(self.source(table)).bare or str(constant_of(table))
 
     @property
     def ends(self) -> tuple[float | None, float | None]:
         """The bounds of a random walk, where they are given."""
-        words = {word.arg: word.value for word in getattr(self.structured, "keywords", ())}
-        given = [words.get(word) for word in KEYWORDS["rw"]]
+        given = [self._given.get(word) for word in KEYWORDS["rw"]]
         low, high = (None if node is None else constant_of(node) for node in given)
         if isinstance(low, str) or isinstance(high, str):
             raise SettingError(f"{self.text}: the bounds of a random walk must be numbers.")
@@ -268,17 +276,15 @@ call functions by name only, as in log(x): compute such a column first.
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """What a smooth is a function of; empty if the expression is none."""
-        return () if self.smooth is None else tuple(map(self.source, self.smooth.args))
+        """What the call is a function of, if it is a smooth."""
+        return () if self.call is None else tuple(map(self.source, self.call.args))
 
     @property
     def by(self) -> str | None:
         """The column whose levels have smooths of their own."""
-        words = [] if self.smooth is None else self.smooth.keywords
-        by = next((word.value for word in words if word.arg == "by"), None)
-        if by is None:
+        if self.form not in SMOOTHS or "by" not in self._given:
             return None
-        name = Expression(self.source(by)).bare
+        name = Expression(self.source(self._given["by"])).bare
         if name is None:
             raise SettingError(f"{self.text}: by must be the name of a column of levels.")
         return name
@@ -311,37 +317,29 @@ call functions by name only, as in log(x): compute such a column first.
 
         A B-spline of degree k is non-zero between k + 2 knots, so k + 1 of them are at any point.
         """
-        call = self.call
-        if call is None or function_of(call) != "bs":
+        if self.form != "bs":
             return 0
-        words = {word.arg: word.value for word in call.keywords}
-        degree = call.args[3] if len(call.args) > 3 else words.get("degree")
-        value = 3 if degree is None else constant_of(degree)
+        value = constant_of(self._given["degree"]) if "degree" in self._given else 3
         return value + 1 if isinstance(value, int) and value >= 0 else 0
 
     @cached_property
     def categorical(self) -> CategoricalCall | None:
         """The arguments of C(...), if the expression is such a call."""
-        call = self.call
-        if call is None or function_of(call) != "C":
+        if self.form != "C":
             return None
-        inner = Expression(self.source(call.args[0]))
-        if inner.stateful:
+        if self.inner.stateful:
             raise SettingError(f"{self.text} makes levels of a spline or a scaled column: give it "
                                "a column of levels.")  # fmt: skip
-        keywords = {word.arg: word.value for word in call.keywords}
-        contrasts = call.args[1] if len(call.args) > 1 else keywords.get("contrasts")
-        contrast, reference = self._contrast(contrasts)
-        levels = tuple(_constants(keywords["levels"])) if "levels" in keywords else ()
-        spans = constant_of(keywords["spans_intercept"]) if "spans_intercept" in keywords else True
-        return CategoricalCall(inner, contrast, reference, levels, bool(spans))
+        given = self._given
+        contrast, reference = self._contrast(given.get("contrasts"))
+        levels = tuple(_constants(given["levels"])) if "levels" in given else ()
+        spans = constant_of(given["spans_intercept"]) if "spans_intercept" in given else True
+        return CategoricalCall(contrast, reference, levels, bool(spans))
 
-    @property
+    @cached_property
     def inner(self) -> Expression:
         """The expression whose values may be levels: the argument of C(...), or this one."""
-        if self.structured is not None:
-            return Expression(self.source(self.structured.args[0]))
-        return self if self.categorical is None else self.categorical.inner
+        return Expression(self.variables[0]) if self.form in OF_LEVELS else self
 
     @property
     def as_levels(self) -> str | None:
@@ -437,22 +435,11 @@ call functions by name only, as in log(x): compute such a column first.
             raise SettingError(f"the formula calls {name} without a column: name one.")
         if name in ARGUMENTS:
             self._check_arguments(name, call)
-        if name == "C" and len(call.args) > 2:
-            raise SettingError(f"{self.text}: C takes levels by name, as in C(x, levels=[...]).")
+        least, most, takes = BY_PLACE.get(name, (1, len(call.args), ""))
+        if not least <= len(call.args) <= most:
+            raise SettingError(f"{self.text}: {name} takes {takes}.")
         if name in (*OF_LEVELS, *SMOOTHS) and call is not self.tree:
             raise SettingError(f"{self.text}: {name}(...) cannot be part of another expression.")
-        if name in SMOOTHS and not VARIABLES[name][0] <= len(call.args) <= VARIABLES[name][1]:
-            raise SettingError(
-                f"{self.text}: {name} takes {'one column' if name == 's' else 'two or three'}, and "
-                "its settings by name, as in s(x, k=10) and te(x, z, k=5)."
-            )
-        if name == "car" and len(call.args) < 2:
-            raise SettingError(
-                f"{self.text}: car takes a column of regions and the name of a table of "
-                "neighbours, as in car(region, W), with matrices={'W': pairs}."
-            )
-        if name == "rw" and len(call.args) > 1:
-            raise SettingError(f"{self.text}: rw takes one column, and its bounds by name.")
         if name == "Q" and not isinstance(call.args[0], ast.Constant):
             raise SettingError("Q(...) takes the name of a column in quotation marks.")
 

@@ -12,12 +12,12 @@ from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import WeightCheck, reads_as_number
 from modicum.rows.coding import Level, LevelArray, level_key, level_names
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
-from modicum.rows.formula.expressions import Expression
+from modicum.rows.formula.expressions import STRUCTURED, Expression
 from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, evaluate, explained, level_array
 from modicum.rows.formula.neighbours import FEWEST, read_regions, steps, walk
 from modicum.rows.formula.parsing import COUNT, Formula
-from modicum.rows.formula.smooths import State, smooth_names
+from modicum.rows.formula.smooths import SMOOTHS, State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.formula.transforms import learned_state
 from modicum.rows.levels import (
@@ -263,7 +263,7 @@ class _Reading:
     def factor(self, expression: Expression) -> Factor:
         """Return the encoding of a factor."""
         text, label = expression.text, expression.label
-        if expression.structured is not None:
+        if expression.form in STRUCTURED:
             return self._structured(expression)
         if expression in self._values:
             call = expression.categorical
@@ -273,7 +273,7 @@ class _Reading:
         value = self._numbers.get(expression)
         if value is None or not value.names:
             return Factor(text, label, (label,))
-        if expression.smooth is not None:
+        if expression.form in SMOOTHS:
             state = self.states[expression.tidy]
             plain, blocks = smooth_names(state, label, expression.variables)
             return Factor(text, label, plain, blocks=blocks)
@@ -290,7 +290,7 @@ class _Reading:
             if occurring is not None:
                 levels = tuple(level for level in levels if level_key(level) in occurring)
             levels, neighbours = regions.around(expression.inner.text, levels)
-        elif expression.is_monotonic:
+        elif expression.form == "mo":
             return self._monotonic(expression)
         else:
             with explained(expression.text):

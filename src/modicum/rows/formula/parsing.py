@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from modicum.errors import SettingError
 from modicum.rows.formula.expressions import NATURAL, Expression
+from modicum.rows.formula.smooths import SMOOTHS
 
 FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
 OF_CLASSES = "cs"  # the predictor of the terms in ``cs(...)``, which each class has for itself
@@ -252,7 +253,7 @@ def _check_smooths(predictor: ParsedPredictor, groups: Sequence[ParsedGroup]) ->
     for label in {label for label in labels if labels.count(label) > 1}:
         raise SettingError(f"the formula has the smooth {label} twice: leave one of them out.")
     for term in [*terms, *slopes]:
-        if term in slopes and any(factor.is_monotonic for factor in term):
+        if term in slopes and any(factor.form == "mo" for factor in term):
             raise SettingError("a monotonic effect, mo(...), cannot vary by group: leave it out.")
         smooth = next((factor for factor in term if factor.is_pooled), None)
         if smooth is None:
@@ -261,7 +262,7 @@ def _check_smooths(predictor: ParsedPredictor, groups: Sequence[ParsedGroup]) ->
             raise SettingError(
                 f"the smooth {smooth.text} must be a term of its own: write s(x, by=f) for one "
                 "curve for each level of f, and te(x, z) for a surface."
-                if smooth.smooth is not None
+                if smooth.form in SMOOTHS
                 else f"{smooth.text} must be a term of its own: leave the interaction out."
             )
         means = {t[0].inner.bare for t in terms if len(t) == 1} | {g.group[-1] for g in own}
