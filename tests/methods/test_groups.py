@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.quadrature import normal_given, shares
 from helpers.targets import TIMES, mean_and_error, means_apart, quick, sums_of
 from modicum.kernels.moves import HMCMove
 from modicum.kernels.whitening import Whitening
@@ -35,24 +36,17 @@ def truth():
 
 
 def exactly(tau_prior):
-    """Return E log tau, E tau, E tau^2 and E u_0, with all else integrated out exactly."""
+    """Return means of tau, its square, its root and u_0, with all else integrated out exactly."""
     batch = thin().slice(0, LEVELS * PER_LEVEL)
     Z = np.zeros((len(batch["y"]), LEVELS))
     Z[np.arange(len(Z)), batch["g"]] = 1
     X = np.c_[batch["x"], np.ones(len(Z)), Z]
-    XX, Xy = X.T @ X, X.T @ batch["y"]
-    grid = np.linspace(np.log(1e-4), np.log(3), 1500)
-    log, first = np.empty(len(grid)), np.empty(len(grid))
-    for k, h in enumerate(grid):
-        prior = np.concatenate([[1.0, 1.0], np.full(LEVELS, np.exp(-2 * h))])
-        precision = XX + np.diag(prior)
-        mean = np.linalg.solve(precision, Xy)
-        log[k] = 0.5 * (Xy @ mean - np.linalg.slogdet(precision)[1] + np.log(prior).sum())
-        log[k] += -0.5 * (np.exp(h) / tau_prior) ** 2 + h
-        first[k] = mean[2]
-    weight = np.exp(log - log.max())
-    tau = np.exp(grid)
-    return weight @ np.c_[tau, tau**2, np.sqrt(tau), first] / weight.sum()
+    h = np.linspace(np.log(1e-4), np.log(3), 1500)
+    precisions = np.column_stack([np.ones((1500, 2)), *[np.exp(-2 * h)] * LEVELS])
+    logs, mean, _ = normal_given(X.T @ X, X.T @ batch["y"], precisions)
+    logs += h - 0.5 * (np.exp(h) / tau_prior) ** 2
+    tau = np.exp(h)
+    return shares(logs) @ np.c_[tau, tau**2, np.sqrt(tau), mean[:, 2]]
 
 
 def faults(post, truth):

@@ -11,6 +11,7 @@ import modicum as mo
 from helpers import toy
 from helpers.interrupted import planned
 from helpers.pilots import small_pilots
+from helpers.quadrature import moments
 from helpers.refusals import refused
 from helpers.targets import (
     all_of,
@@ -92,10 +93,7 @@ def test_a_nonlinear_custom_model_by_quadrature():
     log = -0.5 * (level / 3) ** 2 - 0.5 * rate**2
     for t, s in zip(*all_of(rows).values(), strict=True):
         log -= 0.5 * ((s - level * np.exp(-rate * t)) / 0.2) ** 2
-    mass = np.exp(log - log.max())
-    mass /= mass.sum()
-    right = np.array([(level * mass).sum(), (rate * mass).sum()])
-    spread = np.sqrt([(level**2 * mass).sum(), (rate**2 * mass).sum()] - right**2)
+    right, spread = moments(log, level, rate)
     error = post.summary()["mcse_mean"].to_numpy()
     assert np.all(np.abs(centre - right) < 4.5 * error)
     np.testing.assert_allclose(flat_draws(post).std((0, 1)), spread, rtol=0.08)

@@ -7,6 +7,7 @@ import pytest
 
 import modicum as mo
 from helpers.compiling import optimised_chains
+from helpers.quadrature import moments
 from helpers.targets import means_apart, quick, softplus
 from modicum.methods import without_mode as mean_anchor
 
@@ -42,13 +43,8 @@ def moments_by_quadrature():
     logs = a * successes + b * along - SHARP * np.abs(b) - 0.5 * a**2
     for x in np.array_split(X, 60):
         logs -= softplus(a[..., None] + b[..., None] * x).sum(axis=2)
-    weight = np.exp(logs - logs.max())
-    weight /= weight.sum()
-    means = [(weight * t).sum() for t in (a, b)]
-    return {
-        name: (mean, (weight * (t - mean) ** 2).sum())
-        for name, mean, t in zip("ab", means, (a, b), strict=True)
-    }
+    means, sds = moments(logs, a, b)
+    return dict(zip("ab", zip(means, sds**2, strict=True), strict=True))
 
 
 def faults(post, known):

@@ -1,16 +1,19 @@
 """Draws of scales and, given these, of coefficients, against quadrature."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import jax
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.special import expit, gammaln
+from scipy.special import expit, gammaln, log_expit, logsumexp
 
 import modicum as mo
 from helpers.interrupted import task_of
+from helpers.quadrature import mixed, moments
 from helpers.refusals import unwarned
 from helpers.slow import slowly
 from modicum.fit import model_for
@@ -19,7 +22,6 @@ from modicum.methods import nested_draws
 from modicum.models.priors import exact
 from modicum.rows.reading import read_formula
 
-WIDE = np.polynomial.hermite_e.hermegauss(60)
 FIT = {"draws": 1000, "chains": 4, "random_seed": 3, "progressbar": False}
 PRIORS = {"intercept": mo.priors.Normal(0, 1.5), "group_sd": mo.priors.HalfNormal(1)}
 
@@ -32,24 +34,31 @@ def few_groups(groups, size, sd, seed=1):
     return pd.DataFrame({"y": (rng.random(len(g)) < expit(eta)).astype(float), "g": g})
 
 
+def integrated(table, log_chance, nodes, a, log_sd, *others):
+    """Return log-posterior, intercept, sd and other parameters on a grid, without the effects.
+
+    `log_chance` is that of the values of a row, the outcome last, given its predictor and the other
+    parameters, which are N(0, 5^2).
+    """
+    a, log_sd, *others = np.ix_(a, log_sd, *others)
+    xi, weight = np.polynomial.hermite_e.hermegauss(nodes)
+    eta, given = a[..., None] + np.exp(log_sd)[..., None] * xi, [x[..., None] for x in others]
+    total = log_sd - np.exp(2 * log_sd) / 2 - a**2 / (2 * 1.5**2)
+    total = total - sum(x**2 for x in others) / (2 * 5.0**2)
+    columns = [name for name in ("x", "y") if name in table]
+    groups = (map(tuple, rows.to_numpy()) for _, rows in table.groupby("g")[columns])
+    for group, times in Counter(tuple(sorted(rows)) for rows in groups).items():
+        logs = np.log(weight / weight.sum())
+        for row, number in Counter(group).items():
+            logs = logs + number * log_chance(*row, eta, *given)
+        total = total + times * logsumexp(logs, axis=-1)
+    return total, a, np.exp(log_sd), *others
+
+
 def by_quadrature(table):
     """Posterior moments of the intercept and the standard deviation of the groups' effects."""
-    counts = table.groupby("g")["y"].agg(["sum", "count"]).to_numpy()
-    a, log_sd = np.linspace(-4, 4, 161), np.linspace(-9, 2.5, 231)
-    nodes, weight = WIDE
-    eta = a[:, None, None] + np.exp(log_sd)[:, None] * nodes
-    ups, log_share = np.log(expit(eta)), np.log(weight / weight.sum())
-    downs, total = np.log(expit(-eta)), 0.0
-    for (up, number), times in zip(*np.unique(counts, axis=0, return_counts=True), strict=True):
-        terms = up * ups + (number - up) * downs + log_share
-        top = terms.max(axis=-1, keepdims=True)
-        total = total + times * (top[..., 0] + np.log(np.exp(terms - top).sum(axis=-1)))
-    total = total - a[:, None] ** 2 / (2 * 1.5**2) - np.exp(2 * log_sd) / 2 + log_sd
-    p = np.exp(total - total.max())
-    p /= p.sum()
-    sd, of_a, of_sd = np.exp(log_sd), p.sum(axis=1), p.sum(axis=0)
-    means = np.array([of_a @ a, of_sd @ sd])
-    return means, np.sqrt(np.array([of_a @ a**2, of_sd @ sd**2]) - means**2)
+    grid = np.linspace(-4, 4, 61), np.linspace(-9, 2.5, 93)
+    return moments(*integrated(table, lambda y, eta: log_expit(eta if y else -eta), 60, *grid))
 
 
 def fitted(table, method="laplace"):
@@ -103,25 +112,13 @@ def with_level_of_ones():
 
 
 def by_quadrature_with_level(table):
-    """Posterior moments of the level's coefficient, the intercept and the sd of the effects."""
-    a, b, log_sd = np.linspace(-2, 3, 41), np.linspace(-3, 22, 61), np.linspace(-7, 2, 41)
-    nodes, weight = np.polynomial.hermite_e.hermegauss(16)
-    rest = a[:, None, None] + np.exp(log_sd)[:, None] * nodes
-    total = 0.0
-    for _, rows in table.groupby("g"):
-        counts = rows.groupby("x")["y"].agg(["sum", "count"])
-        logs = np.log(weight / weight.sum())
-        for x, (up, number) in counts.iterrows():
-            eta = rest[None] + (b[:, None, None, None] if x else 0.0)
-            logs = logs - up * np.log1p(np.exp(-eta)) - (number - up) * np.log1p(np.exp(eta))
-        total = total + np.log(np.exp(logs).sum(axis=-1))
-    total = total - a[:, None] ** 2 / (2 * 1.5**2) - b[:, None, None] ** 2 / (2 * 5.0**2)
-    total = total - np.exp(2 * log_sd) / 2 + log_sd
-    p = np.exp(total - total.max())
-    p /= p.sum()
-    of_all = (p.sum(axis=(1, 2)), b), (p.sum(axis=(0, 2)), a), (p.sum(axis=(0, 1)), np.exp(log_sd))
-    means = np.array([q @ value for q, value in of_all])
-    return means, np.sqrt(np.array([q @ value**2 for q, value in of_all]) - means**2)
+    """Posterior moments of the intercept, the sd of the effects and the level's coefficient."""
+
+    def log_chance(x, y, eta, b):
+        return log_expit((eta + b * x) * (1 if y else -1))
+
+    grid = np.linspace(-2, 3, 31), np.linspace(-7, 2, 31), np.linspace(-3, 22, 41)
+    return moments(*integrated(table, log_chance, 16, *grid))
 
 
 def test_a_coefficient_that_is_skewed_whatever_the_scales_is_drawn_with_them(monkeypatch):
@@ -134,7 +131,7 @@ def test_a_coefficient_that_is_skewed_whatever_the_scales_is_drawn_with_them(mon
         with unwarned():  # of a level without zeros
             post = mo.fit("y ~ x + (1 | g)", table, "logistic", priors=priors, **method, **FIT)
         assert method or post.tuning["skewed coefficients"] == 1
-        return errors(post, means, sds, ["beta[x]", "intercept", "group_sd[g]"])
+        return errors(post, means, sds, ["intercept", "group_sd[g]", "beta[x]"])
 
     assert np.all(distances() < 4)
 
@@ -151,26 +148,16 @@ def overdispersed(groups, size, seed=3):
 
 
 def by_quadrature_of_counts(table):
-    """Posterior moments of the intercept, the overdispersion and the sd of the effects."""
-    a, log_phi, log_sd = np.linspace(-1, 2, 41), np.linspace(-6, 2, 41), np.linspace(-6, 1.5, 41)
-    nodes, weight = np.polynomial.hermite_e.hermegauss(24)
-    eta = a[:, None, None] + np.exp(log_sd)[:, None] * nodes
-    total = 0.0
-    for _, rows in table.groupby("g"):
-        logs = np.log(weight / weight.sum())
-        for y in rows["y"]:
-            r, mean = np.exp(-log_phi)[:, None, None, None], np.exp(eta)
-            logs = logs + gammaln(y + r) - gammaln(r) - gammaln(y + 1)
-            logs = logs - r * np.log1p(mean / r) + y * (eta - np.log(r + mean))
-        total = total + np.log(np.exp(logs).sum(axis=-1))  # phi, a, sd
-    total = total - a[:, None] ** 2 / (2 * 1.5**2) - log_phi[:, None, None] ** 2 / (2 * 5.0**2)
-    total = total - np.exp(2 * log_sd) / 2 + log_sd
-    p = np.exp(total - total.max())
-    p /= p.sum()
-    of_all = (p.sum(axis=(0, 2)), a), (p.sum(axis=(1, 2)), np.exp(log_phi))
-    of_all += ((p.sum(axis=(0, 1)), np.exp(log_sd)),)
-    means = np.array([q @ value for q, value in of_all])
-    return means, np.sqrt(np.array([q @ value**2 for q, value in of_all]) - means**2)
+    """Posterior moments of the intercept, the sd of the effects and the overdispersion."""
+
+    def log_chance(y, eta, log_phi):
+        r, mean = np.exp(-log_phi), np.exp(eta)
+        ways = gammaln(y + r) - gammaln(r) - gammaln(y + 1)
+        return ways - r * np.log1p(mean / r) + y * (eta - np.log(r + mean))
+
+    grid = np.linspace(-1, 2, 31), np.linspace(-6, 1.5, 31), np.linspace(-6, 2, 31)
+    total, a, sd, log_phi = integrated(table, log_chance, 24, *grid)
+    return moments(total, a, sd, np.exp(log_phi))
 
 
 @pytest.mark.slow
@@ -182,7 +169,7 @@ def test_an_overdispersion_is_drawn_with_the_scales_of_thin_groups(monkeypatch):
         with unwarned():
             post = mo.fit("y ~ (1 | g)", table, "negbinomial", priors=PRIORS, **method, **FIT)
         assert method or post.tuning["skewed coefficients"] == 1
-        return errors(post, means, sds, ["intercept", "overdispersion", "group_sd[g]"])
+        return errors(post, means, sds, ["intercept", "group_sd[g]", "overdispersion"])
 
     assert np.all(distances() < 4)
     monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
@@ -315,22 +302,15 @@ def noisy_quadrature():
     g = table["g"].to_numpy()
     X = np.column_stack([table["x"], np.ones(len(g))])
     away, same = table["y"] - 5.0, (g[:, None] == g).astype(float)
-    prior, logs, moments = np.diag([1.0, 4.0]), np.empty((60, 50)), np.empty((60, 50, 2, 2))
-    for i, a in enumerate(np.exp(log_sd)):
-        for j, b in enumerate(np.exp(log_scale)):
-            V = X @ prior @ X.T + a**2 * same + b**2 * np.eye(len(g))
-            half = np.linalg.solve(np.linalg.cholesky(V), np.column_stack([away, X @ prior]))
-            logs[i, j] = -half[:, 0] @ half[:, 0] / 2 - np.linalg.slogdet(V)[1] / 2
-            logs[i, j] += -(a**2) / 2 + log_sd[i] - 0.7 * b + log_scale[j]
-            mean = half[:, 1:].T @ half[:, 0]
-            moments[i, j] = mean, np.diag(prior - half[:, 1:].T @ half[:, 1:]) + mean**2
-    p = np.exp(logs - logs.max())
-    p /= p.sum()
-    first, second = np.einsum("ij,ijkl->kl", p, moments)
-    scales = (p.sum(axis=1), np.exp(log_sd)), (p.sum(axis=0), np.exp(log_scale))
-    means = np.array([*(q @ value for q, value in scales), *first])
-    squares = np.array([*(q @ value**2 for q, value in scales), *second])
-    sds = np.sqrt(squares - means**2)
+    prior, logs, means, variances = np.diag([1.0, 4.0]), [], [], []
+    for a, b in product(np.exp(log_sd), np.exp(log_scale)):
+        V = X @ prior @ X.T + a**2 * same + b**2 * np.eye(len(g))
+        half = np.linalg.solve(np.linalg.cholesky(V), np.column_stack([away, X @ prior]))
+        log = -half[:, 0] @ half[:, 0] / 2 - np.linalg.slogdet(V)[1] / 2
+        logs.append(log - a**2 / 2 + np.log(a) - 0.7 * b + np.log(b))
+        means.append([a, b, *half[:, 1:].T @ half[:, 0]])
+        variances.append([0, 0, *np.diag(prior - half[:, 1:].T @ half[:, 1:])])
+    means, sds = mixed(logs, means, np.array(variances))
     return means + np.array([0, 0, 0, 5.0]), sds
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import modicum as mo
 from helpers.interrupted import task_of
+from helpers.quadrature import shares
 from helpers.targets import (
     TIMES,
     Conjugate,
@@ -36,9 +37,8 @@ def moments_by_quadrature():
     a = np.linspace(-2, 2, 1_601)[:, None]
     s = np.exp(np.linspace(-4, 3, 1_401))[None]
     log = -3 * np.abs(a) - s - np.abs(Y[:, None, None] - a).sum(axis=0) / s - len(Y) * np.log(s)
-    weight = np.exp(log - log.max()) * s  # the grid is even in log s
-    weight /= weight.sum()
-    return {name: [(weight * x**k).sum() for k in (1, 2)] for name, x in (("a", a), ("s", s))}
+    p = shares(log + np.log(s))  # the grid is even in log s
+    return {name: [(p * x**k).sum() for k in (1, 2)] for name, x in (("a", a), ("s", s))}
 
 
 def sampled(model, rows, **changes):

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from scipy.special import ndtri
+from scipy.special import expit, ndtri
 from scipy.stats import norm
 
 import modicum as mo
 from helpers.interrupted import task_of
+from helpers.quadrature import moments
 from modicum.kernels.whitening import along_curves
 from modicum.methods import full_data, laplace
 from modicum.methods.skewed_axes import curves_on_all_rows, skewed_axes
@@ -32,10 +33,7 @@ def exact_moments():
     a = np.linspace(-1.6, -0.1, 121)[:, None]
     b = np.linspace(-60, 0, 4_001)[None]
     log = EVENTS * a - ROWS_A * np.log1p(np.exp(a)) - ROWS_E * np.log1p(np.exp(a + b))
-    weight = np.exp(log - (a**2 + b**2) / 200 - log.max())
-    weight /= weight.sum()
-    mean = float(np.sum(weight * b))
-    return mean, float(np.sqrt(np.sum(weight * (b - mean) ** 2)))
+    return [found.item() for found in moments(log - (a**2 + b**2) / 200, b)]
 
 
 def anchor_of(factor):
@@ -163,12 +161,9 @@ def test_a_share_of_zeros_near_0_is_drawn_before_all_else():
     log = zeros * np.logaddexp(u, -np.exp(a)) - 2_000 * np.logaddexp(0, u)
     log = log + total * a - (2_000 - zeros) * np.exp(a) - (a - np.log(total / 2_000)) ** 2 / 200
 
-    def means(prior_sd):
-        weight = np.exp(log - u**2 / (2 * prior_sd**2) - log.max())
-        return [float(np.sum(weight * v) / weight.sum()) for v in (a, 1 / (1 + np.exp(-u)))]
-
     off = []
     for prior_sd in (2.5, 0.5):  # the default prior, and another as a negative control
         found = post.summary().loc[["intercept", "zero_inflation"]]
-        off.append(np.max(np.abs(found["mean"] - means(prior_sd)) / found["mcse_mean"]))
+        means, _ = moments(log - u**2 / (2 * prior_sd**2), a, expit(u))
+        off.append(np.max(np.abs(found["mean"] - means) / found["mcse_mean"]))
     assert off[0] < 4 < off[1]
