@@ -44,7 +44,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_121,
+    "models": 8_101,
     "rows": 6_993,
     "methods": 6_352,
     "posterior": 5_881,
@@ -231,7 +231,7 @@ def test_packages_keep_to_their_budgets(library):
     lines = sizes(library)
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
     assert sum(BUDGET.values()) <= 42_100
-    assert len(library) <= 195
+    assert len(library) <= 193
 
 
 def test_tests_keep_to_their_budget():

@@ -20,7 +20,7 @@ from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
 from modicum.models.families import as_family, terms_by_class
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
-from modicum.models.partial_outcomes import CENSORED
+from modicum.models.observed import CENSORED
 from modicum.models.priors.distributions import Monotonic, Prior
 from modicum.models.priors.resolved import columns_of
 from modicum.models.terms import INTERCEPT, SmoothTerm

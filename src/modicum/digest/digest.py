@@ -41,7 +41,7 @@ from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, Target
 from modicum.models.model import DENSE_LIMIT, Batch
-from modicum.models.outcome_checks import count_classes
+from modicum.models.observed import count_classes
 from modicum.models.over_draws import rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.models.target import check_model_and_rows

@@ -11,7 +11,7 @@ from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.networks import CNN, MLP, Network
-from modicum.models.outcome_checks import Support
+from modicum.models.observed import Support
 from modicum.models.own import Model
 from modicum.models.target import Target
 from modicum.models.terms import GroupTerm

@@ -42,7 +42,7 @@ from modicum.errors import DataError, SettingError, is_whole
 from modicum.models.constraints import covariance_factor
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, EffectScale, Labels, Params, unflattened
-from modicum.models.outcome_checks import BINARY
+from modicum.models.observed import BINARY
 from modicum.models.priors.distributions import LKJ, HalfNormal, is_positive
 from modicum.models.priors.resolved import INTEGRATED, OWN, ModelPriors, PooledPrior
 from modicum.models.terms import (

@@ -29,19 +29,17 @@ from modicum.models.coefficients import (
     steps_of,
 )
 from modicum.models.model import NEW, BaseModel, Batch, EffectScale, Labels, Params
-from modicum.models.outcome_checks import (
-    Support,
-    check_outcomes,
-    refuse_constant,
-    refuse_mistaken_fields,
-)
-from modicum.models.partial_outcomes import (
+from modicum.models.observed import (
     CENSORED,
     HIDING,
     PARTIAL,
+    Support,
+    check_outcomes,
     check_part,
     draw_within,
     log_density_of_part,
+    refuse_constant,
+    refuse_mistaken_fields,
     tails_everywhere,
 )
 from modicum.models.priors.resolved import (
@@ -102,7 +100,7 @@ class LinearPredictorModel(CoefficientPriors):
         Columns of x whose coefficients have a common, estimated standard deviation, as those of
         smooths in a formula of `mo.fit` have; priors have the key "smooth_sd" or the term's name.
     observed
-        Fields of the rows that say that outcomes are known in part (`partial_outcomes`): censored,
+        Fields of the rows that say that outcomes are known in part (`models.observed`): censored,
         truncated, or measured with a known error; set by `resolved`, not by users.
     bent
         Constraints of coefficients in a likelihood without priors; set by `without_priors`.

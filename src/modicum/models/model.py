@@ -13,7 +13,7 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.constraints import NO_CONSTRAINTS, Entries, named_leaves
-from modicum.models.outcome_checks import REAL, Support
+from modicum.models.observed import REAL, Support
 from modicum.models.priors.resolved import ModelPriors
 from modicum.models.terms import GroupTerm
 from modicum.models.tracing import Trace, trace_of

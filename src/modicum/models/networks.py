@@ -18,7 +18,7 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.constraints import named_leaves
 from modicum.models.model import BaseModel, Batch, Params
-from modicum.models.outcome_checks import check_outcomes, classes_to, count_classes, outcome_range
+from modicum.models.observed import check_outcomes, classes_to, count_classes, outcome_range
 from modicum.models.tracing import explained, uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows

@@ -27,7 +27,7 @@ from modicum.diagnostics.weighted import (
 from modicum.errors import DataError, SettingError, is_number, warn_of, whole_number
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
-from modicum.models.outcome_checks import classes_to
+from modicum.models.observed import classes_to
 from modicum.models.over_draws import ModelPredictor, length_of
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
 from modicum.posterior.fitted import FittedDraws, affordable, check_interval

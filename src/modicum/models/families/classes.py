@@ -17,7 +17,7 @@ from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.families.links import LINKS, LinkName, bounded_exp, log_factorial
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
-from modicum.models.outcome_checks import COUNTS, Support, class_names, classes_to, count_classes
+from modicum.models.observed import COUNTS, Support, class_names, classes_to, count_classes
 from modicum.models.priors.resolved import Part, Reported
 from modicum.models.priors.units import Moments
 from modicum.models.separation import find_ordinal_separation, find_separation

@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import zeta
 
 from modicum.arrays import HALF_LOG_2PI, as_either, namespace
+from modicum.models.families.counts import LogLink
 from modicum.models.families.links import (
     LINKS,
     Link,
@@ -28,7 +29,6 @@ from modicum.models.families.links import (
     log_wald_tails,
     stirling_rest,
 )
-from modicum.models.families.log_link import LogLink
 from modicum.models.families.real import Gaussian
 from modicum.models.linear_predictor import (
     Derivatives,
@@ -37,7 +37,7 @@ from modicum.models.linear_predictor import (
     MeanOutcome,
 )
 from modicum.models.model import Batch
-from modicum.models.outcome_checks import POSITIVE, TIMES
+from modicum.models.observed import POSITIVE, TIMES
 from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 

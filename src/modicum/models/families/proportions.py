@@ -29,7 +29,7 @@ from modicum.models.families.links import (
 )
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Params
-from modicum.models.outcome_checks import BINARY, CLOSED_SHARES, COUNTS, SHARES
+from modicum.models.observed import BINARY, CLOSED_SHARES, COUNTS, SHARES
 from modicum.models.priors.units import Moments
 from modicum.models.separation import find_separation
 from modicum.rows import Rows

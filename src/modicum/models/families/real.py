@@ -19,6 +19,7 @@ from modicum.arguments import Positive, Share, number
 from modicum.arrays import HALF_LOG_2PI, differentiable, namespace
 from modicum.errors import SettingError
 from modicum.models.coefficients import MOST_SKEW
+from modicum.models.families.counts import LogLink
 from modicum.models.families.links import (
     bounded_exp,
     draw_log_gammas,
@@ -29,11 +30,9 @@ from modicum.models.families.links import (
     log_t_constant,
     softplus,
 )
-from modicum.models.families.log_link import LogLink
 from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch
-from modicum.models.outcome_checks import ANGLES, REAL, refuse_remote
-from modicum.models.partial_outcomes import CENSORED, KNOWN_NOISE
+from modicum.models.observed import ANGLES, CENSORED, KNOWN_NOISE, REAL, refuse_remote
 from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 from modicum.rows import Rows

@@ -21,7 +21,7 @@ from scipy.special import logsumexp
 
 from modicum.arguments import number
 from modicum.arrays import as_either, log1m_exp
-from modicum.models.families.counts import NegativeBinomial, Poisson
+from modicum.models.families.counts import LogLink, NegativeBinomial, Poisson
 from modicum.models.families.links import (
     LINKS,
     bounded_exp,
@@ -30,10 +30,9 @@ from modicum.models.families.links import (
     softplus,
     stirling_rest,
 )
-from modicum.models.families.log_link import LogLink
 from modicum.models.families.positive import Gamma, Lognormal
 from modicum.models.model import Batch
-from modicum.models.outcome_checks import COUNTS, FROM_ZERO
+from modicum.models.observed import COUNTS, FROM_ZERO
 from modicum.models.priors.distributions import Normal
 from modicum.models.priors.units import Moments
 
