@@ -53,7 +53,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "": 3_401,
     "run": 1_338,
     "cli": 1_092,
-    "digest": 895,
+    "digest": 872,
     "linalg": 701,
     "diagnostics": 668,
 }

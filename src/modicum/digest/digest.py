@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from importlib.metadata import version
 from math import ceil
 from typing import NamedTuple
 
@@ -27,24 +28,19 @@ import numpy as np
 
 from modicum.arguments import names_checked
 from modicum.digest import digest_file
-from modicum.digest.digestible import (
-    identity_of,
-    open_classes,
-    refuse_other_likelihood,
-    require_digestible,
-    with_known_data,
-)
 from modicum.digest.pool import Pool, expansion, keep, proxy_at, removed_sums
 from modicum.errors import DataError, ModicumWarning, SettingError, warn, warn_of, whole_number
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, Target
-from modicum.models.model import DENSE_LIMIT, Batch
+from modicum.models.linear_predictor import family_of
+from modicum.models.model import DENSE_LIMIT, Batch, Params
 from modicum.models.observed import count_classes
 from modicum.models.over_draws import rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.models.target import check_model_and_rows
+from modicum.models.tracing import expression_digest
 from modicum.passes import (
     NEAR,
     Engine,
@@ -281,11 +277,10 @@ class Digest:
 
     # Use ---------------------------------------------------------------------------------------
 
-    def ready(self, model: BaseModel, engine: Engine | None = None) -> Ready:
+    def ready(self, model: BaseModel) -> Ready:
         """Prepare the digest for chains of `model`; refuse a model with another likelihood."""
         target, start = self._target(model)
-        engine = LocalEngine(progressbar=False) if engine is None else engine
-        rest = self.total
+        engine, rest = LocalEngine(progressbar=False), self.total
         for k, anchor in enumerate(self.anchors):
             rows = self.pool.weighted(k)
             rest = rest - expansion(Sums(target, rows, engine, Ledger(rows=len(rows))), anchor)
@@ -512,6 +507,89 @@ class Digest:
         if model is not None:
             digest._target(model)  # refuses a model with another likelihood
         return replace(digest, model=model)
+
+
+# Models whose rows a digest can hold ---------------------------------------------------------
+
+TRACED = 8  # rows of the batch on which user-defined functions are traced
+
+
+def require_digestible(model: BaseModel, rows: Rows) -> None:
+    """Refuse models whose rows cannot be expanded individually about a mode."""
+    if model.integrated_group is not None:
+        raise SettingError(
+            "a digest keeps rows, and a model that integrates out group effects needs all rows of "
+            "a group together; keep the effects explicit (groups='explicit')."
+        )
+    if not model.has_mode or rows.dtype.kind == "u":
+        raise SettingError(
+            f"a digest is an expansion about the posterior mode, and {type(model).__name__} has no "
+            "mode that represents its posterior; sample it from the rows."
+        )
+
+
+@in_double_precision
+def identity_of(target: Target, rows: Rows) -> str:
+    """Return a text that identifies the likelihood, whatever the priors."""
+    likelihood = target.likelihood
+    if not likelihood.model.users_functions:
+        return likelihood.model.identity()
+    theta = likelihood.unravel(np.zeros(likelihood.size))
+    batch = {
+        name: jax.ShapeDtypeStruct((TRACED, *shape), rows.dtypes[name])
+        for name, shape in rows.fields.items()
+    }
+
+    def computed(theta: Params, batch: Batch) -> tuple[jax.Array, Params]:
+        values, pull_back = jax.vjp(lambda t: likelihood.model.log_likelihood(t, batch), theta)
+        return values, pull_back(jnp.ones_like(values))
+
+    traced, _ = expression_digest(computed, theta, batch)
+    return f"{likelihood.model.identity()} computing {traced} by JAX {version('jax')}"
+
+
+def refuse_other_likelihood(model: BaseModel, ours: str, theirs: str) -> None:
+    """Refuse a model whose likelihood differs from that of the digest."""
+    if ours == theirs:
+        return
+    own = model.users_functions and f"by JAX {version('jax')}" not in theirs
+    if own and " computing " in theirs:
+        raise SettingError(
+            "the digest was made with another version of JAX, so user-defined likelihoods cannot "
+            f"be compared (this is JAX {version('jax')}): use that version, or make the digest "
+            "again with mo.digest."
+        )
+    family = theirs.partition("(")[0]
+    other_likelihood = f"{family} with other settings" if family == type(model).__name__ else family
+    raise SettingError(
+        f"the digest was made for the likelihood of another model ({other_likelihood}) than this "
+        f"{type(model).__name__}, and only priors can be changed without the data: make a digest "
+        "of this model with mo.digest(model, rows)."
+    )
+
+
+def with_known_data(
+    model: BaseModel, rows: Rows, units: MomentSums | None, classes: int | None
+) -> BaseModel:
+    """Return the model with what depends on all rows: prior units and number of classes."""
+    if classes is not None and open_classes(model):
+        model = replace(model, classes=classes)  # type: ignore[type-var]
+    if model.has_predictors and units is not None:
+        known: BaseModel = family_of(model).resolved(rows, units.moments())
+    else:
+        known = model.resolved(rows)
+    if known.constrained:
+        raise SettingError(
+            "a digest is an expansion in coefficients that may be any number, and the prior of one "
+            "has bounds, or is that of mo(...); leave them out, or sample from the rows."
+        )
+    return known
+
+
+def open_classes(model: BaseModel) -> bool:
+    """Whether the model takes its number of classes from the rows."""
+    named = is_dataclass(model) and "classes" in {f.name for f in fields(model)}
+    return named and getattr(model, "classes", 0) is None
 
 
 def _meaning(schema: RowsSchema) -> dict[str, object]:

@@ -36,7 +36,6 @@ from modicum.models import Target
 from modicum.passes import Engine, Quadratic, Sums
 from modicum.random import Stream, generator
 from modicum.rows import Rows
-from modicum.rows.description import Description
 from modicum.rows.equal_rows import hashes
 from modicum.rows.memory import MemoryBackend
 
@@ -87,7 +86,7 @@ class Pool:
         if "weight" not in fields:
             description = replace(description, fields={**description.fields, "weight": ()})
         fields["weight"] = weight.astype(description.dtype)
-        rows = _in_memory(description, fields)
+        rows = Rows._at(MemoryBackend.of(description, fields))
         if part is None:
             return rows
         return rows.subset(np.flatnonzero(self.part[self.stratum] == part))
@@ -101,7 +100,7 @@ class Pool:
         in_other = counts[1].largest(other.count, counts[0])
         in_this = counts[0].largest(self.count, counts[1])
         return Pool(
-            _in_memory(self.rows._description, fields),
+            Rows._at(MemoryBackend.of(self.rows._description, fields)),
             np.concatenate([self.share, other.share]),
             np.concatenate([self.count + in_other, other.count + in_this]),
             np.concatenate([self.stratum, other.stratum + len(self.size)]),
@@ -253,11 +252,6 @@ def _allocation(n: np.ndarray, mass: np.ndarray, size: int) -> np.ndarray:
         else:
             low = middle
     return np.asarray(np.clip(np.rint(low * mass), least, most))
-
-
-def _in_memory(description: Description, fields: dict[str, np.ndarray]) -> Rows:
-    description = replace(description, n=len(next(iter(fields.values()))))
-    return Rows._at(MemoryBackend(description, fields))
 
 
 PILOT = 8  # draws at which residuals of models without a linear predictor are evaluated

@@ -103,9 +103,10 @@ def distinct_rows(rows: Rows, always: bool = False) -> Rows | None:
     weight = found.weight[order]
     if weight.max() > EXACT_COUNT and about.dtype == np.float32:
         about = replace(about, dtype=np.dtype(np.float64))
-    about = replace(about, n=len(order), fields={**about.fields, "weight": ()})
+    about = replace(about, fields={**about.fields, "weight": ()})
     arrays = {name: part[order] for name, part in found.fields.items()} | {"weight": weight}
-    return Rows._at(MemoryBackend(about, {k: v.astype(about.dtypes[k]) for k, v in arrays.items()}))
+    typed = {name: part.astype(about.dtypes[name]) for name, part in arrays.items()}
+    return Rows._at(MemoryBackend.of(about, typed))
 
 
 def _counted(about: Description, chunks: Iterable[dict[str, Array]], most: float) -> _Counted:

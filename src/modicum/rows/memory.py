@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,6 +93,11 @@ class MemoryBackend(Backend):
         self._arrays = {name: _frozen(array) for name, array in arrays.items()}
         self._seals = self._sealed() if lent else None
 
+    @classmethod
+    def of(cls, description: Description, arrays: dict[str, Array]) -> MemoryBackend:
+        """Hold as many rows as the arrays have, described as others."""
+        return cls(replace(description, n=len(next(iter(arrays.values())))), arrays)
+
     def _sealed(self) -> dict[str, str]:
         return {name: _seal(array) for name, array in self._arrays.items()}
 
@@ -115,31 +120,6 @@ class MemoryBackend(Backend):
         return MemoryBackend, (self.description, self._arrays), known
 
 
-def fill(
-    description: Description,
-    chunks: Iterable[Mapping[str, Array]],
-    lent: Mapping[str, Array] | None = None,
-) -> MemoryBackend:
-    """Copy chunks of fields, which together hold all rows, into arrays.
-
-    Arrays that are `lent` are used without a copy; the user may hold them, and write to them.
-    """
-    ready = lent or {}
-    made = {
-        name: allocate((description.n, *shape), description.dtypes[name])
-        for name, shape in description.fields.items()
-        if name not in ready
-    }
-    start = 0
-    for chunk in chunks:
-        stop = start + len(next(iter(chunk.values())))
-        for name, array in made.items():
-            array[start:stop] = chunk[name]
-        start = stop
-    arrays = {name: made[name] if name in made else ready[name] for name in description.fields}
-    return MemoryBackend(description, arrays, lent=lent is not None)
-
-
 class RowStream(NamedTuple):
     """Rows yet to be read: what they are, their chunks from a given row on, and their number."""
 
@@ -153,17 +133,27 @@ class RowStream(NamedTuple):
 
         `advance` is called with the number of rows that were read.
         """
-        if self.total is not None:
-            if self.lent is None:
-                _require_memory(self.total * self.description.row_bytes)
-            return fill(replace(self.description, n=self.total), self._heard(advance), self.lent)
-        parts = list(self._heard(advance))
-        if not parts:
-            return fill(replace(self.description, n=0), ())
-        fields = self.description.fields
-        arrays = {name: np.concatenate([part.pop(name) for part in parts]) for name in fields}
-        description = replace(self.description, n=len(next(iter(arrays.values()))))
-        return MemoryBackend(description, arrays)
+        about, parts = self.description, self._heard(advance)
+        if self.total is None:
+            none = {k: np.empty((0, *shape), about.dtypes[k]) for k, shape in about.fields.items()}
+            held = list(parts) or [none]
+            arrays = {name: np.concatenate([part.pop(name) for part in held]) for name in none}
+            return MemoryBackend.of(about, arrays)
+        if self.lent is None:
+            _require_memory(self.total * about.row_bytes)
+        ready, start = self.lent or {}, 0
+        made = {
+            name: allocate((self.total, *shape), about.dtypes[name])
+            for name, shape in about.fields.items()
+            if name not in ready
+        }
+        for part in parts:
+            stop = start + len(next(iter(part.values())))
+            for name, array in made.items():
+                array[start:stop] = part[name]
+            start = stop
+        arrays = {name: made[name] if name in made else ready[name] for name in about.fields}
+        return MemoryBackend(replace(about, n=self.total), arrays, lent=self.lent is not None)
 
     def _heard(self, advance: Callable[[int], object]) -> Iterator[dict[str, Array]]:
         for chunk in self.chunks(0):

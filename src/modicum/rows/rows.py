@@ -294,8 +294,7 @@ class Rows:
             damage = first_not_finite(self)
             if damage is not None:
                 raise damage.error()
-        description = replace(self._description, n=len(next(iter(arrays.values()))))
-        return Rows._at(MemoryBackend(description, arrays))
+        return Rows._at(MemoryBackend.of(self._description, arrays))
 
     def reordered(self, columns: Sequence[str]) -> Rows:
         """Return these rows, which must have codes, with their columns in another order.
