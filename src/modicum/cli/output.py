@@ -268,7 +268,7 @@ def _kept_columns(data: str, encoding: str, names: Sequence[str]) -> dict[str, p
     """Read columns of files as they are; those of CSV files as text, so that 007 stays 007."""
     if not names:
         return {}
-    source = open_table(data, encoding, as_text=names)
+    source = open_table(data, encoding).with_text(names)
     require_columns(place_name(data), names, source.names)
     batches = (batch.select(names) for batch in source.batches(names))
     schema = pa.schema(zip(names, source.types(names), strict=True))  # there may be no batch

@@ -9,6 +9,7 @@ import codecs
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
@@ -82,6 +83,7 @@ class Dialect(NamedTuple):
         return cls(";", "," if commas and not points else ".")
 
 
+@dataclass(eq=False)
 class CsvSource(Source):
     """CSV files read one after the other; row numbers count data rows from 0.
 
@@ -96,40 +98,42 @@ class CsvSource(Source):
         Their paths in the file system.
     system : FileSystem
         The file system of the files.
-    categorical : sequence of str
-        Columns to read as text.
     encoding : str
         Encoding of the files, by its Python name.
     formula : bool
         Whether a formula says which columns are levels, or the argument `categorical`.
+    text : tuple of str
+        Columns to read as text.
     """
 
+    paths: Sequence[PurePath]
+    system: pa.fs.FileSystem
+    encoding: str = "utf-8"
+    formula: bool = False
+    text: tuple[str, ...] = ()
     written = True
 
-    def __init__(
-        self,
-        paths: Sequence[PurePath],
-        system: pa.fs.FileSystem,
-        categorical: Sequence[str] = (),
-        encoding: str = "utf-8",
-        formula: bool = False,
-    ) -> None:
+    def __post_init__(self) -> None:
         try:
-            "a".encode(encoding)  # also refuses codecs that are not text encodings
-            codec = codecs.lookup(encoding).name
+            "a".encode(self.encoding)  # also refuses codecs that are not text encodings
+            self.encoding = codecs.lookup(self.encoding).name
         except (LookupError, TypeError, ValueError):
             raise SettingError(
-                f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
+                f"encoding must be one that Python knows, such as 'latin-1', not {self.encoding!r}."
             ) from None
-        self._paths, self._system, self._text = paths, system, categorical
-        self._encoding, self._formula = codec, formula
-        self._files = [CsvFile(path, system, codec, categorical, formula) for path in paths]
-        self.names = tuple(self._files[0].schema.names)
+
+    @cached_property
+    def _files(self) -> list[CsvFile]:
+        return [CsvFile(path, self) for path in self.paths]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the columns."""
+        return tuple(self._files[0].schema.names)
 
     def with_text(self, columns: Sequence[str]) -> CsvSource:
         """Return the same files with these columns as text too."""
-        text = [*self._text, *columns]
-        return CsvSource(self._paths, self._system, text, self._encoding, self._formula)
+        return replace(self, text=(*self.text, *columns))
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns in the first file in which they begin with a value."""
@@ -164,17 +168,9 @@ class CsvFile:
         Its path in the file system.
     """
 
-    def __init__(
-        self,
-        path: PurePath,
-        system: pa.fs.FileSystem,
-        encoding: str,
-        categorical: Sequence[str],
-        formula: bool,
-    ) -> None:
-        self.path, self._system, self._encoding = path, system, encoding
-        self._formula, self._dialect = formula, Dialect.of(path, system, encoding)
-        self._chosen = dict.fromkeys(categorical, pa.string())  # types that are not inferred
+    def __init__(self, path: PurePath, of: CsvSource) -> None:
+        self.path, self._of, self._dialect = path, of, Dialect.of(path, of.system, of.encoding)
+        self._chosen = dict.fromkeys(of.text, pa.string())  # types that are not inferred
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -227,7 +223,7 @@ class CsvFile:
         sizes = range(1, len(texts) + 1)
         row = bisect_left(sizes, True, key=lambda size: self._cast(texts[:size], kind) is None)
         asked = f"pass {argument('categorical', [name])}"
-        if self._formula:
+        if self._of.formula:
             asked = f"write C({Expression.column(name).text})"
         remedy = f"{asked} to code the column as levels"
         raise StrayTextError(name, texts[row].as_py(), start + row, among or "other values", remedy)
@@ -245,8 +241,8 @@ class CsvFile:
     ) -> pa.csv.CSVStreamingReader:
         """Open the file to read some columns, or all."""
         return pa.csv.open_csv(
-            self._system.open_input_stream(str(self.path)),  # decompressed by the file's ending
-            read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
+            self._of.system.open_input_stream(str(self.path)),  # decompressed by the file's ending
+            read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._of.encoding),
             parse_options=pa.csv.ParseOptions(delimiter=self._dialect.separator),
             convert_options=pa.csv.ConvertOptions(
                 include_columns=None if columns is None else list(columns),
@@ -258,10 +254,10 @@ class CsvFile:
 
     def require_encoding(self) -> None:
         """Refuse a file that is not in the stated encoding, naming the first invalid byte."""
-        decoder = codecs.getincrementaldecoder(self._encoding)()
+        decoder = codecs.getincrementaldecoder(self._of.encoding)()
         lines, start = 1, b""
         try:
-            with self._system.open_input_stream(str(self.path)) as stream:
+            with self._of.system.open_input_stream(str(self.path)) as stream:
                 while block := stream.read(BLOCK_BYTES):
                     start = start or block[:4]
                     lines += decoder.decode(block).count("\n")
@@ -271,7 +267,7 @@ class CsvFile:
             lines += before.count(b"\n")
             at = f"byte 0x{error.object[error.start]:02x} in line {lines}"
             raise DataError(
-                f"{self.path} is not {self._encoding} text ({at}): {self._remedy(start, before)}"
+                f"{self.path} is not {self._of.encoding} text ({at}): {self._remedy(start, before)}"
             ) from None
         except (pa.ArrowException, OSError) as error:
             raise DataError(
@@ -283,7 +279,7 @@ class CsvFile:
             return f"it is UTF-16; pass {argument('encoding', 'utf-16')}, or save it as UTF-8."
         if b"\0" in start + before:
             return "it does not look like text at all; check what kind of file it is."
-        if self._encoding == "utf-8":
+        if self._of.encoding == "utf-8":
             return (
                 "it is probably Latin-1 (or Windows-1252); pass "
                 f"{argument('encoding', 'latin-1')}, or convert it to UTF-8 (iconv -f latin1 -t "

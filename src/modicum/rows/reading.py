@@ -125,7 +125,8 @@ def ingest(
         rows = _fields_of(source, dtype)
     else:
         names = categorical if isinstance(categorical, Iterable) else ()
-        table = open_table(source, encoding, [name for name in names if isinstance(name, str)])
+        table = open_table(source, encoding)
+        table = table.with_text([name for name in names if isinstance(name, str)])
         # With weights, an ingest starts over: their check needs the weights of all rows.
         if weight is None:
             identity = identity_of(table, choice, dtype, encoding, shard_rows)
@@ -310,7 +311,7 @@ def read_formula(
         raise SettingError(f"missing must be 'refuse' or 'drop', not {missing!r}.")
     if store is not None:
         refuse_taken(store, overwrite)
-    first = _source(data, encoding, ())
+    first = _source(data, encoding)
     taken = [name for name in (offset, weights, *first.roles) if name is not None]
     parsed = _with_offset(parse(formula, first.names, taken), offset)
     used = {weights, *(name for expression in parsed.expressions for name in expression.names)}
@@ -409,7 +410,7 @@ def is_tabular(value: object) -> bool:
 def source_of(table: object, encoding: FormulaEncoding | None = None) -> Source:
     """Return any table that `read_formula` takes as a `Source`; CSV files as the fit read them."""
     kinds = {} if encoding is None else encoding.kinds
-    return _source(table, "utf-8", [name for name, kind in kinds.items() if kind == "levels"])
+    return _source(table).with_text([name for name, kind in kinds.items() if kind == "levels"])
 
 
 def _with_offset(formula: Formula, offset: str | None) -> Formula:
@@ -422,15 +423,15 @@ def _with_offset(formula: Formula, offset: str | None) -> Formula:
     return replace(formula, offsets=offsets)
 
 
-def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:
+def _source(data: object, text_encoding: str = "utf-8") -> Source:
     if isinstance(data, TableFiles):
         places = data.places
-        return _source(places[0] if len(places) == 1 else places, data.encoding, as_text)
+        return _source(places[0] if len(places) == 1 else places, data.encoding)
     if is_store(data):
         data = Rows.open(data)
     if isinstance(data, Rows):
         return RowsSource(data)
-    return open_table(data, text_encoding, as_text, formula=True)
+    return open_table(data, text_encoding, formula=True)
 
 
 def table_numbers(rows: Rows, table: object) -> Array | None:

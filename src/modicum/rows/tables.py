@@ -53,9 +53,7 @@ IN_SMALL_PIECES = {"batch_size": BATCH_ROWS, "batch_readahead": 1, "fragment_rea
 COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 
 
-def open_table(
-    table: object, encoding: str = "utf-8", as_text: Sequence[str] = (), formula: bool = False
-) -> Source:
+def open_table(table: object, encoding: str = "utf-8", formula: bool = False) -> Source:
     """Return a table in memory, a dataset, or files as a `Source`.
 
     Parameters
@@ -64,8 +62,6 @@ def open_table(
         The table, or its place.
     encoding
         Encoding of CSV files.
-    as_text
-        Columns of CSV files to read as text.
     formula
         Whether a formula says which columns are levels, or the argument `categorical`.
     """
@@ -96,7 +92,7 @@ def open_table(
     kinds = {_kind(path) for path in listing.paths}
     if kinds == {"csv"} and not listing.holds_columns:
         paths = [PurePosixPath(path) for path in listing.paths]
-        return CsvSource(paths, listing.system, as_text, encoding, formula)
+        return CsvSource(paths, listing.system, encoding, formula)
     if len(kinds) > 1 or kinds == {"csv"}:
         raise SettingError(
             f"the files at {listing.called} are read as one table, and must all be Parquet or all "
