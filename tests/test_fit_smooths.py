@@ -260,22 +260,3 @@ def test_picture(post):
     assert ax.get_xlabel() == "x"
     line = ax.get_lines()[0].get_xydata()
     np.testing.assert_allclose(line[:, 1], post.effects("s(x)")["mean"])
-
-
-@pytest.mark.slow  # in the quick suite, a trap fits censored outcomes with a smooth and groups
-def test_a_smooth_of_censored_outcomes_is_checked_by_what_is_known_of_them():
-    rng = np.random.default_rng(8)
-    table = pd.DataFrame({"x": rng.uniform(0, 6, 500)})
-    table["y"] = np.sin(table["x"]) + 0.5 * rng.normal(size=500)
-    table["late"] = table["y"] > 1
-    table["y"] = table["y"].clip(upper=1)
-    run = {"family": "gaussian", "random_seed": 1, "progressbar": False, "draws": 200, "chains": 2}
-    post = mo.fit("y | cens(late) ~ s(x)", table, **run)
-    # the range of the curve and the noise by NUTS on all rows, 4,000 draws: 2.02 and .521
-    curve = post.effects("s(x)")["mean"]
-    assert abs(curve.max() - curve.min() - 2.02) < 0.04
-    assert abs(post.mean("scale") - 0.521) < 0.01
-    ignored = mo.fit("y ~ s(x)", table, **run)
-    curve = ignored.effects("s(x)")["mean"]
-    assert curve.max() - curve.min() < 1.9
-    assert ignored.mean("scale") < 0.48

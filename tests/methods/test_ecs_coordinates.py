@@ -6,8 +6,7 @@ import pytest
 
 import modicum as mo
 from helpers.interrupted import task_of
-from helpers.targets import TIMES, sums_of
-from modicum.diagnostics import mcse
+from helpers.targets import sums_of
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.kernels.expansion import POWERS, bend
 from modicum.methods.pilot.anchored_proxy import with_coordinates
@@ -76,15 +75,3 @@ def test_a_weak_overdispersion_is_expanded_as_it_is(case):
     assert "times less variance" in tuning["coordinates"]["why"]
     assert made.bend.power.tolist() == [1.0]
     assert task.ledger.by_purpose["pilot"] == 8 * N * len(POWERS)
-
-
-@pytest.mark.slow
-def test_the_posterior_is_that_of_all_rows():
-    rows = weakly_overdispersed(20_000)
-    run = {"draws": 1000, "tune": 500, "chains": 4, "random_seed": 1, "progressbar": False}
-    post = mo.sample(mo.models.NegativeBinomial(), rows, method=mo.Auto(laplace=False), **run)
-    every = mo.sample(mo.models.NegativeBinomial(), rows, method="nuts", **run)
-    assert post.settings["method"] == "hmc-ecs"
-    for name in ("beta", "intercept", "overdispersion"):
-        error = np.hypot(mcse(post[name]), mcse(every[name]))
-        assert np.all(np.abs(post.mean(name) - every.mean(name)) < TIMES * error)

@@ -1,7 +1,6 @@
 """HMC-ECS: right answers, reproducible draws, correct counts, guards that warn."""
 
 import re
-import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -223,20 +222,6 @@ def test_uniform_rows_of_a_heavy_tailed_design_are_warned_of():
     assert 'design="weighted"' in note.remedy
     plan, _ = planned(M.Logistic(), rows, mo.HMCECS())
     assert not any(note.code == "heavy-tails" for note in plan.notes)
-
-
-@pytest.mark.slow
-def test_too_few_rows_about_a_poor_anchor_are_warned_of():
-    method = mo.HMCECS(subsample=20, design="uniform", anchor=toy.poor_anchor())
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        post = mo.sample(toy.MODEL, toy.rows(), method=method, **RUN | {"draws": 200, "tune": 100})
-    texts = [str(w.message) for w in heard if issubclass(w.category, mo.ModicumWarning)]
-    assert texts == [str(doubt) for doubt in post.warnings]
-    # before the run from the pilot study, after it from the records
-    assert "20 rows are too few" in texts[0]
-    assert any("exceeded 3 in" in text for text in texts)
-    assert any("posterior sd from the anchor" in text for text in texts)
 
 
 def history(**changes):

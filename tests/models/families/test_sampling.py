@@ -49,18 +49,3 @@ def test_a_few_rows_per_step_give_the_posterior_of_all(name):
     assert np.all(np.isfinite(post.predict({"x": rows.slice(0, 3)["x"]}).mean))
     if name == "Binomial":  # negative control: the posterior of other rows of the same model
         assert disagreements(flat_draws(post), _exactly(family_rows(name, 4_000, seed=2))) != []
-
-
-def test_quantiles_match_the_outcome():
-    """Quantile regression of normal noise: the smooth and the exact check function agree."""
-    rng = np.random.default_rng(4)
-    x = rng.normal(size=(20_000, 2))
-    rows = mo.Rows(x=x, y=x @ [0.5, -0.3] + rng.normal(size=20_000))
-    exact = mo.sample(mo.models.AsymmetricLaplace(quantile=0.8), rows, method=CHAINS, **RUN)
-    smooth = mo.sample(
-        mo.models.AsymmetricLaplace(quantile=0.8, smoothing=0.2), rows, method=CHAINS, **RUN
-    )
-    assert smooth.tuning["subsample"]["value"] < exact.tuning["subsample"]["value"]
-    for post in (exact, smooth):
-        assert abs(post.mean("intercept") - 0.8416) < 0.04  # the 0.8-quantile of the noise
-        np.testing.assert_allclose(post.mean("beta"), [0.5, -0.3], atol=0.04)
