@@ -31,7 +31,6 @@ from modicum.results import Origin
 from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.formula.parsing import ARGUMENTS_OF, COUNT, OF_CLASSES
 from modicum.rows.reading import Missing, TableFiles, read_formula
 from modicum.run.chains import ChainCount, Parallel
@@ -378,7 +377,7 @@ def _group_terms(encoding: FormulaEncoding) -> tuple[GroupTerm, ...]:
     # Factors whose levels have coefficients, and the parameters in whose predictors they have them.
     common = {(term.field, coding.parameters[term.first]) for term in coding.terms if term.width}
     for group, slopes in zip(encoding.groups, encoding.layout.slopes, strict=True):
-        field = grouping_name(group.group)
+        field = group.field
         if (field, group.parameter) in common:
             raise SettingError(
                 f"{field!r} is both a common term and a group in {encoding.formula!r}: its levels "

@@ -17,7 +17,7 @@ import numpy as np
 from modicum.arguments import check_settings
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.rows import CodedTerm, Coding, Rows
-from modicum.rows.formula.grouping import refuse_fractions
+from modicum.rows.levels import refuse_fractions
 
 INTERCEPT = "1"  # a formula's symbol for an effect on the predictor itself
 CHUNK = 65_536

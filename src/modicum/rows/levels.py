@@ -247,6 +247,22 @@ class BatchColumns:
         """Return a column as levels, whatever its type."""
         return distinct(self._arrow(name), name, self.row_ids)
 
+    def groups(self, names: Sequence[str]) -> LevelArray:
+        """Return the levels, or combinations of levels, that occur in one or several columns."""
+        parts = [self.levels(name) for name in names]
+        cell, widths = np.zeros(len(self), np.int64), [len(part.values) for part in parts]
+        for part, width in zip(parts, widths, strict=True):
+            cell = cell * width + part.codes
+        cells, codes = np.unique(cell, return_inverse=True)
+        if len(parts) == 1:
+            return LevelArray(tuple(parts[0].values[i] for i in cells), codes)
+        places = np.unravel_index(cells, widths)
+        combined = zip(
+            *([_part(p.values[i]) for i in at] for p, at in zip(parts, places, strict=True)),
+            strict=True,
+        )
+        return LevelArray(tuple(":".join(texts) for texts in combined), codes)
+
     def numbers(self, name: str) -> Array:
         """Return a column of numbers in its own type."""
         remedy = "convert it to numbers, which the formula needs"
@@ -257,6 +273,12 @@ class BatchColumns:
         values = self.numbers(name)
         require_exact(values, dtype, [name], self.row_ids)
         return values
+
+
+def _part(level: Level) -> str:
+    """Return a level as part of a combination; quoted if "p" of "q:r" might be "p:q" of "r"."""
+    text = level_key(level)
+    return '"{}"'.format(text.replace('"', '""')) if ":" in text or '"' in text else text
 
 
 def complete_rows(
@@ -294,6 +316,26 @@ def complete_rows(
             row_ids = row_ids[~absent]
         if batch.num_rows or absent.any():
             yield BatchColumns(batch, row_ids), int(absent.sum())
+
+
+def refuse_fractions(group: str, levels: Iterable[Level], from_csv: bool = False) -> None:
+    """Refuse groups whose levels are fractional numbers, which are measurements, not names.
+
+    With `from_csv`, levels are texts, of which a measurement is one too.
+    """
+    levels = list(levels)
+    if from_csv and all(isinstance(v, str) and re.fullmatch(NUMBER, v) for v in levels):
+        levels = [float(level) for level in levels]
+    for level in levels:
+        if not isinstance(level, float | np.floating) or float(level).is_integer():
+            continue
+        if np.isinf(level):
+            raise DataError(f"the group {group!r} holds {level:g}: replace it, or drop such rows.")
+        raise DataError(
+            f"the group {group!r} holds {level:g}, and fractional numbers are measurements rather "
+            "than names of groups: cut them into classes (pandas.cut), convert them to text if "
+            "they are names, or make the column a common term."
+        )
 
 
 def no_rows(drop: bool) -> str:

@@ -18,10 +18,18 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumError, SettingError, argument
 from modicum.files import Json, mapping, plain, restored, sequence
-from modicum.rows.checks import NewLevelError, WeightCheck, in_type
-from modicum.rows.coding import Array, DType, Level, LevelArray, code_type
+from modicum.rows.checks import NewGroupError, NewLevelError, WeightCheck, in_type
+from modicum.rows.coding import (
+    Array,
+    DType,
+    Level,
+    LevelArray,
+    code_type,
+    level_key,
+    level_places,
+    loose_key,
+)
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.interpreter import ColumnArray, evaluate, level_array
 from modicum.rows.formula.parsing import ParsedGroup
 from modicum.rows.formula.smooths import State
@@ -65,6 +73,69 @@ class Term:
     name: str
     parts: tuple[Part, ...]
     parameter: str = ""  # the mean
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """A grouping factor: the columns that define it, and its levels in order.
+
+    Parameters
+    ----------
+    columns
+        The table columns whose levels, or combinations of levels, are the groups.
+    levels
+        The levels; combinations are text such as "UA:N14228", with quotes around a level that
+        holds a colon.
+    """
+
+    columns: tuple[str, ...]
+    levels: tuple[Level, ...]
+
+    @property
+    def field(self) -> str:
+        """The field of the rows that holds the codes."""
+        return ":".join(self.columns)
+
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        return {level_key(level): i for i, level in enumerate(self.levels)}
+
+    def places(self, columns: BatchColumns) -> Array:
+        """Return the index of each row's level; -1 for unknown levels."""
+        return self._places(columns.groups(self.columns))
+
+    def _places(self, array: LevelArray) -> Array:
+        places = np.array([self._place.get(level_key(v), -1) for v in array.values] or [-1])
+        if places.min() < 0:  # tables may write the same level differently
+            unknown = np.flatnonzero(places < 0)
+            places[unknown] = level_places(self.levels, [array.values[int(i)] for i in unknown])
+        return np.asarray(places[array.codes])
+
+    def unknown(self, columns: BatchColumns) -> dict[str, Level]:
+        """Return the levels of a batch that are not among these, by a key that equal ones share."""
+        values = columns.groups(self.columns).values
+        places = self._places(LevelArray(values, np.arange(len(values))))
+        new = [value for value, place in zip(values, places, strict=True) if place < 0]
+        return {loose_key(level_key(value)): value for value in new}
+
+    def codes(self, columns: BatchColumns) -> Array:
+        """Return the code of each row of a batch; refuse unknown levels."""
+        array = columns.groups(self.columns)
+        group_codes = self._places(array)
+        if len(group_codes) and group_codes.min() < 0:
+            at = int(np.argmax(group_codes < 0))
+            nested = len(self.columns) > 1
+            holder = f"the group {self.field!r}" if nested else f"column {self.field!r}"
+            inner = f"the column {self.columns[-1]!r}" if nested else "that column"
+            raise NewGroupError(
+                f"{holder} holds {array.values[array.codes[at]]!r} in row {columns.row(at)}, a "
+                "group that the rows of the fit did not have",
+                "to predict for new groups, use "
+                f"{argument('groups', 'any')} if some groups are new, {argument('groups', 'new')} "
+                f"if all are, or leave {inner} out of the table"
+                + (", which keeps the effects of known groups" if nested else ""),
+            )
+        return group_codes.astype(code_type(len(self.levels)))
 
 
 @dataclass(frozen=True)

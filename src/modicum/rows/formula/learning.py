@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -10,23 +11,24 @@ import numpy as np
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import WeightCheck, reads_as_number
-from modicum.rows.coding import Level, LevelArray, level_key, level_names
-from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
+from modicum.rows.coding import Level, LevelArray, level_key, level_names, loose_key
+from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Grouping, Term
 from modicum.rows.formula.expressions import STRUCTURED, Expression
-from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, evaluate, explained, level_array
 from modicum.rows.formula.neighbours import FEWEST, read_regions, steps, walk
-from modicum.rows.formula.parsing import COUNT, Formula
+from modicum.rows.formula.parsing import COUNT, Formula, ParsedGroup
 from modicum.rows.formula.smooths import SMOOTHS, State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.formula.transforms import learned_state
 from modicum.rows.levels import (
     MOST_LEVELS,
+    RESERVED,
     BatchColumns,
     complete_rows,
     no_rows,
     ordered,
     reference_first,
+    refuse_fractions,
     refuse_stray_text,
 )
 from modicum.rows.sources import Source, kind_of
@@ -370,6 +372,76 @@ class _Reading:
             return False
         kind = None if column is None else self._source.types([column])[0]
         return not all(map(reads_as_number, texts)) and not getattr(kind, "ordered", False)
+
+
+class GroupingLevels:
+    """Collects the levels of grouping factors, one batch at a time.
+
+    Parameters
+    ----------
+    groups
+        The group terms.
+    from_csv
+        Whether levels are texts of a CSV file, which may write one group as both "6" and "6.0".
+    """
+
+    def __init__(self, groups: Iterable[ParsedGroup], from_csv: bool = False) -> None:
+        factors = dict.fromkeys(group.group for group in groups)
+        for reserved in {":".join(names) for names in factors}.intersection(RESERVED):
+            raise SettingError(
+                f"a group cannot be called {reserved!r}, which is the name of another field of the "
+                "rows; rename that column of the table."
+            )
+        self._values: dict[tuple[str, ...], dict[str, Level]] = {names: {} for names in factors}
+        self._from_csv = from_csv
+        self._texts: dict[str, dict[str, Level]] = {name: {} for name in self.names if from_csv}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Columns to read."""
+        return tuple(dict.fromkeys(name for names in self._values for name in names))
+
+    def collect(self, columns: BatchColumns) -> None:
+        """Add the levels of a batch."""
+        for name, texts in self._texts.items():
+            for value in columns.levels(name).values:
+                before = texts.setdefault(loose_key(level_key(value)), value)
+                if before != value:
+                    raise DataError(
+                        f"the group {name!r} is {before!r} in some rows and {value!r} in others, "
+                        "which may be the same group: write it in one way."
+                    )
+        for names, levels in self._values.items():
+            for value in columns.groups(names).values:
+                levels.setdefault(level_key(value), value)
+
+    def groupings(self) -> tuple[Grouping, ...]:
+        """Return the grouping factors, with sorted levels."""
+        groupings = []
+        for names, levels in self._values.items():
+            if len(levels) < 2:
+                raise DataError(
+                    f"the group {':'.join(names)!r} has a single level, so the variation of "
+                    "its effects cannot be estimated; leave it out."
+                )
+            values = list(levels.values())
+            if len(names) == 1:  # combinations are text
+                refuse_fractions(names[0], values, self._from_csv)
+                values = _integers(values) if self._from_csv else values
+            groupings.append(Grouping(names, ordered(":".join(names), values)))
+        return tuple(groupings)
+
+
+WHOLE = re.compile(r"(0|-?[1-9][0-9]{0,14})([.]0)?")  # that a float holds exactly
+
+
+def _integers(levels: list[Level]) -> list[Level]:
+    """Return the texts of a CSV file as integers if all are written as such, without zeros ahead.
+
+    Effects are then listed by the numbers that other readers of the file see.
+    """
+    plain = all(isinstance(level, str) and WHOLE.fullmatch(level) for level in levels)
+    return [int(float(level)) for level in levels] if plain else levels
 
 
 def _check_regions(formula: Formula, regions: Mapping[str, object]) -> None:

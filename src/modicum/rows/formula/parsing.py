@@ -77,10 +77,15 @@ class ParsedGroup:
     correlated: bool = True
     parameter: str = ""
 
+    @property
+    def field(self) -> str:
+        """The name of the grouping factor: its column, or several joined by colons."""
+        return ":".join(self.group)
+
     def __str__(self) -> str:
         bar = "|" if self.correlated else "||"
         effects = [str(int(self.intercept)), *(":".join(slope) for slope in self.slopes)]
-        return f"({' + '.join(effects)} {bar} {':'.join(self.group)})"
+        return f"({' + '.join(effects)} {bar} {self.field})"
 
 
 @dataclass(frozen=True)
@@ -217,7 +222,7 @@ def _refuse_outcome_explained(outcome: Expression, formula: Formula) -> None:
     for group in formula.groups:
         if outcome.names and set(outcome.names) <= set(group.group):
             raise SettingError(
-                f"the outcome {outcome.text!r} is determined by {':'.join(group.group)!r}, so the "
+                f"the outcome {outcome.text!r} is determined by {group.field!r}, so the "
                 f"group term {group} leaves nothing to explain: group by another column."
             )
     if outcome.tidy in {factor.tidy for term in formula.terms for factor in term}:
