@@ -69,7 +69,6 @@ DATA = "Parquet, CSV or Feather: a file, folder or glob"
 
 # Options that several commands share --------------------------------------------------------
 
-Outcome = Annotated[str | None, typer.Option(help="Column of the outcome.")]
 Predictors = Annotated[
     list[str] | None,
     typer.Option(help="Columns of x, as a,b,c or repeated; default: all not otherwise used."),
@@ -82,101 +81,11 @@ Categorical = Annotated[
 ]
 Offset = Annotated[str | None, typer.Option(help="Column added to the linear predictor.")]
 Weight = Annotated[str | None, typer.Option(help="Column of frequency weights.")]
-Matrices = Annotated[
-    list[str] | None,
-    typer.Option("--matrix", help="NAME=FILE: pairs of neighbours for car(region, NAME)."),
-]
 DType = Annotated[str | None, typer.Option(help="float32 or float64.")]
 Encoding = Annotated[str, typer.Option(help="Text encoding of CSV files, such as latin-1.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Prob = Annotated[float, typer.Option(help="Posterior probability of the interval.")]
 Run = Annotated[Path, typer.Argument(help="A folder that `fit` wrote, or a saved posterior.")]
-
-# Options of `modicum fit` -------------------------------------------------------------------
-
-FitData = Annotated[str, typer.Argument(help=f"{DATA}; or a row store.")]
-Formula = Annotated[
-    str | None,
-    typer.Argument(
-        help="Such as 'late ~ carrier + bs(hour, df=6)'; without a formula, use --outcome and "
-        "--predictors."
-    ),
-]
-ResultFolder = Annotated[Path, typer.Option(help="Folder for the results.")]
-Family = Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")]
-PriorScale = Annotated[
-    float | None,
-    typer.Option(
-        help="Prior standard deviation of the coefficients, in raw units; default: 2.5 in the "
-        "units of the data."
-    ),
-]
-NoIntercept = Annotated[bool, typer.Option("--no-intercept", help="Add no intercept.")]
-NoiseScale = Annotated[
-    float | None,
-    typer.Option(
-        help="Known noise scale (gaussian, student-t, asymmetric-laplace); default: estimate it."
-    ),
-]
-DegreesOfFreedom = Annotated[
-    float | None, typer.Option(help="Degrees of freedom (student-t); default 4.")
-]
-Quantile = Annotated[
-    float | None,
-    typer.Option(help="The quantile to regress (asymmetric-laplace); default 0.5."),
-]
-Link = Annotated[
-    str | None, typer.Option(help=f"One of {', '.join(LINKS)} (binomial, ordinal); default logit.")
-]
-Classes = Annotated[
-    int | None,
-    typer.Option(help="Number of classes (softmax, ordinal); default: those that occur."),
-]
-FamilySettings = Annotated[
-    list[str] | None,
-    typer.Option(help="A further setting of the family, such as smoothing=0.2; may be repeated."),
-]
-HeldGroups = Annotated[
-    str | None,
-    typer.Option(
-        help="How a formula's group effects are treated: explicit, or integrate (out); default: "
-        "whichever costs less."
-    ),
-]
-NoCollapse = Annotated[
-    bool, typer.Option("--no-collapse", help="Evaluate equal rows one by one, not as one row.")
-]
-MethodName = Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")]
-MethodSettings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A setting of the method, such as design=uniform; may be repeated."),
-]
-Missing = Annotated[
-    str, typer.Option(help="Rows with missing values, with a formula: refuse or drop.")
-]
-Draws = Annotated[int, typer.Option(help="Draws to keep per chain.")]
-Tune = Annotated[
-    int | None,
-    typer.Option(help="Warm-up iterations per chain; default 1000, if the method has one."),
-]
-Chains = Annotated[str, typer.Option(help="Independent chains: a number, or auto.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same draws.")]
-CheckpointFolder = Annotated[
-    Path | None, typer.Option(help="Folder for checkpoints; default: OUT/checkpoint.")
-]
-Report = Annotated[
-    bool, typer.Option("--report", help="Write OUT/report.html: the fit on one page.")
-]
-EngineName = Annotated[
-    str, typer.Option(help="Where passes over the rows run: local, or ray (a cluster).")
-]
-Address = Annotated[
-    str | None,
-    typer.Option(help="Address of the Ray cluster: auto, HOST:PORT; default: start Ray here."),
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the results of an earlier fit in OUT.")
-]
 
 
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
@@ -262,39 +171,105 @@ def _root(
 
 @app.command()
 def fit(
-    data: FitData,
-    formula: Formula = None,
+    data: Annotated[str, typer.Argument(help=f"{DATA}; or a row store.")],
+    formula: Annotated[
+        str | None,
+        typer.Argument(
+            help="Such as 'late ~ carrier + bs(hour, df=6)'; without a formula, use --outcome and "
+            "--predictors."
+        ),
+    ] = None,
     *,
-    out: ResultFolder,
-    outcome: Outcome = None,
-    family: Family = "logistic",
+    out: Annotated[Path, typer.Option(help="Folder for the results.")],
+    outcome: Annotated[str | None, typer.Option(help="Column of the outcome.")] = None,
+    family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "logistic",
     predictors: Predictors = None,
     categorical: Categorical = None,
     offset: Offset = None,
     weight: Weight = None,
-    matrix: Matrices = None,
-    prior_scale: PriorScale = None,
-    no_intercept: NoIntercept = False,
-    scale: NoiseScale = None,
-    df: DegreesOfFreedom = None,
-    quantile: Quantile = None,
-    link: Link = None,
-    classes: Classes = None,
-    family_set: FamilySettings = None,
-    groups: HeldGroups = None,
-    no_collapse: NoCollapse = False,
-    method: MethodName = DEFAULT,
-    set_: MethodSettings = None,
-    missing: Missing = "refuse",
-    draws: Draws = 1000,
-    tune: Tune = None,
-    chains: Chains = "4",
-    seed: Seed = None,
-    checkpoint: CheckpointFolder = None,
-    report: Report = False,
-    engine: EngineName = "local",
-    address: Address = None,
-    overwrite: Overwrite = False,
+    matrix: Annotated[
+        list[str] | None,
+        typer.Option("--matrix", help="NAME=FILE: pairs of neighbours for car(region, NAME)."),
+    ] = None,
+    prior_scale: Annotated[
+        float | None,
+        typer.Option(
+            help="Prior standard deviation of the coefficients, in raw units; default: 2.5 in the "
+            "units of the data."
+        ),
+    ] = None,
+    no_intercept: Annotated[bool, typer.Option("--no-intercept", help="Add no intercept.")] = False,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            help="Known noise scale (gaussian, student-t, asymmetric-laplace); default: estimate "
+            "it."
+        ),
+    ] = None,
+    df: Annotated[
+        float | None, typer.Option(help="Degrees of freedom (student-t); default 4.")
+    ] = None,
+    quantile: Annotated[
+        float | None,
+        typer.Option(help="The quantile to regress (asymmetric-laplace); default 0.5."),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(LINKS)} (binomial, ordinal); default logit."),
+    ] = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(help="Number of classes (softmax, ordinal); default: those that occur."),
+    ] = None,
+    family_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A further setting of the family, such as smoothing=0.2; may be repeated."
+        ),
+    ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            help="How a formula's group effects are treated: explicit, or integrate (out); "
+            "default: whichever costs less."
+        ),
+    ] = None,
+    no_collapse: Annotated[
+        bool, typer.Option("--no-collapse", help="Evaluate equal rows one by one, not as one row.")
+    ] = False,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = DEFAULT,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A setting of the method, such as design=uniform; may be repeated."
+        ),
+    ] = None,
+    missing: Annotated[
+        str, typer.Option(help="Rows with missing values, with a formula: refuse or drop.")
+    ] = "refuse",
+    draws: Annotated[int, typer.Option(help="Draws to keep per chain.")] = 1000,
+    tune: Annotated[
+        int | None,
+        typer.Option(help="Warm-up iterations per chain; default 1000, if the method has one."),
+    ] = None,
+    chains: Annotated[str, typer.Option(help="Independent chains: a number, or auto.")] = "4",
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same draws.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints; default: OUT/checkpoint.")
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write OUT/report.html: the fit on one page.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="Where passes over the rows run: local, or ray (a cluster).")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of the Ray cluster: auto, HOST:PORT; default: start Ray here."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results of an earlier fit in OUT.")
+    ] = False,
     dtype: DType = None,
     encoding: Encoding = "utf-8",
     prob: Prob = 0.9,
