@@ -45,14 +45,14 @@ ORDER = (  # from the top down; packages on one line may use each other
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_101,
-    "rows": 6_979,
+    "rows": 6_954,
     "methods": 6_352,
     "posterior": 5_881,
     "kernels": 3_745,
     "passes": 2_897,
-    "": 3_401,
+    "": 3_400,
     "run": 1_338,
-    "cli": 1_092,
+    "cli": 1_070,
     "digest": 872,
     "linalg": 701,
     "diagnostics": 668,
@@ -230,7 +230,7 @@ def test_only_packages_and_public_modules_list_their_names():
 def test_packages_keep_to_their_budgets(library):
     lines = sizes(library)
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
-    assert sum(BUDGET.values()) <= 42_100
+    assert sum(BUDGET.values()) <= 42_000
     assert len(library) <= 193
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from modicum.errors import DataError, ModicumError, ResourceError, SettingError, first_line
 from modicum.passes.engine import ChunkSum, chunk_results, chunk_rows
 from modicum.rows import Rows
-from modicum.rows.weight_classes import Classes, Extent, extent_of, sorted_by_class
+from modicum.rows.weight_classes import Classes, Extent, extent_of, rows_by_class
 from modicum.runtime import Pytree
 
 
@@ -189,7 +189,7 @@ class Worker:
         self, recipe: NumberRecipe, classes: Classes, start: int, stop: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sort a shard by class and keep its order; return the weight and size of each class."""
-        mass, size, order = sorted_by_class(self._numbers(recipe, start, stop), classes)
+        mass, size, order = rows_by_class(self._numbers(recipe, start, stop), classes)
         self._shards_of(recipe)[start] = order
         return mass, size
 

@@ -113,16 +113,12 @@ class Listing(NamedTuple):
     def of(cls, places: Sequence[str | os.PathLike[str]]) -> Listing:
         """List the files at paths or URIs: files, folders, or globs."""
         called = place_name(places[0]) + (" ..." if len(places) > 1 else "")
-        systems, files, bases = [], [], []
         try:
-            for place in places:
-                at = _at_uri(str(place)) if is_uri(place) else _at_path(Path(place))
-                system, found, base = at
-                systems.append(system)
-                files += found
-                bases.append(base)
+            found = [_at_uri(str(p)) if is_uri(p) else _at_path(Path(p)) for p in places]
         except (pa.ArrowException, OSError) as error:
             raise unreadable(called, error) from None
+        systems, parts, bases = zip(*found, strict=True)
+        files = [file for part in parts for file in part]
         if any(system != systems[0] for system in systems):
             raise SettingError(
                 "all files must lie on one file system: read them one after the other."

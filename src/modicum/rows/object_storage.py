@@ -238,20 +238,14 @@ class RemoteBackend(ShardedBackend):
                 distinct[first:last] - start
             ]
 
-        # ranges of close rows in one shard
-        size = self.description.row_bytes
+        # ranges of close rows in one shard, of at most PIECE bytes
+        begin = distinct * self.description.row_bytes
         shard = np.searchsorted(self._starts, distinct, side="right")
-        apart = (np.diff(distinct) * size > NEAR) | (np.diff(shard) > 0)
+        apart = np.diff(begin) > NEAR
+        for part in (shard, begin // PIECE):
+            apart |= np.diff(part) > 0
         cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(distinct)]
-        requests = []
-        for first, last in pairwise(cuts):
-            at = first
-            while at < last:  # at most PIECE bytes per request
-                end = np.searchsorted(distinct[:last], distinct[at] + max(1, PIECE // size))
-                requests.append((at, int(end)))
-                at = int(end)
-        for _ in self._pool.map(read, requests):
-            pass
+        list(self._pool.map(read, pairwise(cuts if len(distinct) else ())))
         return self.description.split(block[place.reshape(row_ids.shape)])
 
     def _piece(self, shard: int, start: int, stop: int) -> Array:

@@ -75,7 +75,7 @@ class KeptNumbers(Protocol):
     def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, KeptOrder]:
         """Return the weight and size of each class, and the rows sorted by class.
 
-        Weights are summed as for an array: by `sorted_by_class`, one BLOCK of rows at a time, in
+        Weights are summed as for an array: by `rows_by_class`, one BLOCK of rows at a time, in
         order.
         """
         ...
@@ -101,20 +101,10 @@ def extent_of(expected: np.ndarray | KeptNumbers) -> Extent:
     return Extent(sums, float(expected.min()), float(expected.max()), bad)
 
 
-def sorted_by_class(
-    expected: np.ndarray, classes: Classes
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return weight and size of each class, and row indices sorted by class, for one block."""
-    kind, weight = classes.of(expected)
-    mass = np.bincount(kind, weights=weight, minlength=CLASSES)
-    order = np.argsort(kind, kind="stable").astype(np.uint32)
-    return mass, np.bincount(kind, minlength=CLASSES), order
-
-
 def rows_by_class(
     expected: np.ndarray, classes: Classes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return weight and size of each class, and row numbers sorted by class, for all rows.
+    """Return weight and size of each class, and row numbers sorted by class.
 
     Blocks are counted, and then sorted, by several threads.
     """
