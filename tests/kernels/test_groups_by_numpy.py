@@ -67,7 +67,7 @@ def computed(effects, correlated, straight=False):
     z = anchor.whiten(t + away)  # axes of the whitened coordinates may depend on rounding
     about = (target.likelihood, *map(jnp.asarray, (t, anchor.A, anchor.B)))
     by_autodiff = jax.jit(proxy_by_autodiff, static_argnums=0)(*about, proxy.unit)
-    factors = [form.model.covariance.factor(target.unravel(at)) for at in (t, t + away[0])]
+    factors = [form.model.factor(target.unravel(at)) for at in (t, t + away[0])]
     variances = [jnp.asarray(T @ T.T) for T in factors]
     found = {
         "path": form.factor_path(proxy, away[0]),

@@ -61,7 +61,7 @@ def brute_force(sums, t, nodes):
     weights = np.log(np.array(list(product(w, repeat=model.effects)))).sum(1)
     weights -= model.effects * 0.5 * np.log(2 * np.pi)
     z = np.column_stack([np.ones(len(rows["y"])), *rows["x"].T[: model.effects - 1]])
-    T = np.asarray(model.covariance.factor(theta))
+    T = np.asarray(model.factor(theta))
     eta = rows["x"] @ theta["beta"] + theta["intercept"]
     f = model.row_values(jnp.asarray(eta[:, None] + z @ T @ points.T), model.extras_of(theta), rows)
     f = np.asarray(f)
@@ -338,7 +338,7 @@ def test_means_over_groups_that_rows_do_not_name(name):
         means += [given(theta, rows) for rows in (batch, alone)]
         (factor,) = model.family.effect_factors(theta)
         of_start = model.family.predictor_vector(theta, batch)  # where effects of h are 0
-        return means, of_start, model.covariance.factor(theta), factor
+        return means, of_start, model.factor(theta), factor
 
     means, predictors, T, factor = jax.tree.map(np.asarray, evaluated(theta))
     of_g = np.linalg.norm(np.column_stack([np.ones(4), x[:, 0]]) @ T, axis=1)

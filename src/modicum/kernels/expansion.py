@@ -139,8 +139,8 @@ USUAL_GROUPS = 256  # sample of groups from which the median information is comp
 
 def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:
     """phi(t): t with the covariance's parameters replaced by coordinates of S."""
-    t, covariance = jnp.asarray(t), target.integrated.covariance
-    entries = entries_of(covariance.factor(target.unravel(t)), covariance.correlated)
+    t, model = jnp.asarray(t), target.integrated
+    entries = entries_of(model.factor(target.unravel(t)), model.has_correlations)
     own = entries if unit is None else unit * jnp.log1p(entries / unit)
     return t.at[covariance_places(target)].set(own)
 
@@ -157,12 +157,12 @@ def in_expansion_coordinates(
     With J = dphi/dt, A_t = J'A and B_t = J'B J + sum_k A_k phi_k''; J differs from the identity for
     the covariance's parameters only, where S has the derivatives of T T'.
     """
-    xp, covariance = namespace(t), target.integrated.covariance
+    xp, model = namespace(t), target.integrated
     T, first, second = factor_derivatives(target, t)
     slopes = first @ T.T
     bends = second @ T.T + first[:, None] @ xp.swapaxes(first, 1, 2)[None]
-    size = covariance.size
-    entries = np.tril_indices(size) if covariance.correlated else np.diag_indices(size)
+    size = model.effects
+    entries = np.tril_indices(size) if model.has_correlations else np.diag_indices(size)
     slope = (slopes + xp.swapaxes(slopes, -1, -2))[:, *entries].T
     bend = xp.moveaxis((bends + xp.swapaxes(bends, -1, -2))[:, :, *entries], -1, 0)
     if unit is not None:  # the entries are variances s, and phi = c log(1 + s / c)
@@ -194,7 +194,7 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
     """
     model = target.integrated
     assert groups.nodes is not None
-    if model.effects > 1 and model.covariance.correlated:
+    if model.has_correlations:
         return None
     group_ids = np.linspace(0, len(groups) - 1, min(len(groups), USUAL_GROUPS)).astype(int)
     batch = groups.take(group_ids)

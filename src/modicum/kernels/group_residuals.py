@@ -265,7 +265,7 @@ class GroupTaylor:
     ) -> FlatCache:
         """Cache flat groups, with JAX or NumPy."""
         model, theta = self.model, self.target.unravel(proxy.where.point)
-        T, extras = model.covariance.factor(theta), model.extras_of(theta)
+        T, extras = model.factor(theta), model.extras_of(theta)
         near = model.integrands(theta, centre, flat)
         eta = model.linear(theta, flat.rows)
         nodes = model.nodes_near(near, T, 0.0)
@@ -309,7 +309,7 @@ class GroupTaylor:
         theta = self.target.unravel(proxy.where.point + away)
         moved = self.target.unravel(away)
         e = _linear(model, moved, cached.rows)
-        T, extras = model.covariance.factor(theta), model.extras_of(theta)
+        T, extras = model.factor(theta), model.extras_of(theta)
         shift = jnp.einsum("jw,jwa->ja", e, cached.near.weighted)
         nodes = model.nodes_near(cached.near, *jax.lax.stop_gradient((T, shift)))
         exact = _likelihoods(self, (e, T, extras), nodes, cached)
@@ -338,7 +338,7 @@ class GroupTaylor:
         model, theta = self.model, self.target.unravel(proxy.where.point)
         group = PaddedGroup(rows, size)
         near = model.integrands(theta, centre[None], group)
-        nodes = model.nodes_near(near, model.covariance.factor(theta), 0.0)
+        nodes = model.nodes_near(near, model.factor(theta), 0.0)
         likelihood = self.target.likelihood
         present = jnp.ones(1, bool)
         value, A, B = curvature_sum(
@@ -361,7 +361,7 @@ class GroupTaylor:
 
         eta = cached.eta[:, None]
         e = model.linear(target.unravel(away), flat.rows)
-        T_moved, extras = model.covariance.factor(theta), model.extras_of(theta)
+        T_moved, extras = model.factor(theta), model.extras_of(theta)
         moved = model.nodes_near(cached.near, T_moved, model.shift(cached.near, e, flat))
         f = model.row_values(eta + e[:, None] + shift(T_moved, moved), extras, flat.rows)
         exact = log_sum_exp(moved.log_weight + flat.sum(f))
@@ -393,7 +393,7 @@ class GroupTaylor:
         diagonal is halved, T' = T Phi(T^-1 S' T^-T) and T'' = T Phi(T^-1 (S'' - 2 T' T'^T) T^-T).
         """
         xp, unravel = namespace(away), self.target.unravel
-        factor, unit = self.model.covariance.factor, proxy.unit
+        factor, unit = self.model.factor, proxy.unit
         T, moved = factor(unravel(proxy.where.point)), factor(unravel(proxy.where.point + away))
         S, then = T @ T.T, moved @ moved.T
         first, second = then - S, xp.zeros_like(S)

@@ -228,12 +228,6 @@ class CoefficientPriors(BaseModel):
         return (*self.smooths, *self.group_terms)
 
     @property
-    def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
-        """Number of effects and concentration of each term whose effects are correlated."""
-        groups = () if self.resolved_priors is None else self.resolved_priors.all_pooled
-        return tuple((len(g.sds), g.eta) for g in groups if g.partials)
-
-    @property
     def has_groups(self) -> bool:  # type: ignore[override]
         """Whether there are pooled coefficients."""
         return bool(self.pooled)

@@ -233,30 +233,6 @@ def lower_factor(S: jax.Array) -> jax.Array:
     return factor
 
 
-@dataclass(frozen=True)
-class Covariance:
-    """The covariance of `size` effects; it is diagonal unless they are `correlated`."""
-
-    size: int
-    correlated: bool = True
-
-    @property
-    def pairs(self) -> int:
-        """Number of correlations."""
-        return self.size * (self.size - 1) // 2 if self.correlated else 0
-
-    def hyper(self, theta: Params) -> jax.Array:
-        """Return log sds and, if effects are correlated, the numbers x, in one vector."""
-        names = INTEGRATED[: 1 + bool(self.pairs)]
-        xp = namespace(theta[names[0]])
-        joined: jax.Array = xp.concatenate([xp.asarray(theta[name]) for name in names])
-        return joined
-
-    def factor(self, theta: Params) -> jax.Array:
-        """Return T, lower triangular: effects are T v with v ~ N(0, I)."""
-        return covariance_factor(self.hyper(theta), self.size)
-
-
 def entries_of(factor: jax.Array, correlated: bool) -> jax.Array:
     """Return the free entries of S = T T': the lower triangle, or the diagonal."""
     S = factor @ factor.T
@@ -423,11 +399,6 @@ class IntegratedEffects(BaseModel):
         return self.family.resolved_priors and self.whole.resolved_priors
 
     @property
-    def lkj_priors(self) -> tuple[tuple[int, float], ...]:  # type: ignore[override]
-        """That of the integrated effects, and those of the family's explicit ones."""
-        return self.whole.lkj_priors
-
-    @property
     def splits_prior(self) -> bool:  # type: ignore[override]
         """Whether there are explicit effects, whose joint density with their sds has no mode."""
         return bool(self.family.pooled)
@@ -559,9 +530,16 @@ class IntegratedEffects(BaseModel):
         return len(self.slopes) + self.intercept
 
     @property
-    def covariance(self) -> Covariance:
-        """The covariance of a group's effects."""
-        return Covariance(self.effects, self.correlated and self.effects > 1)
+    def has_correlations(self) -> bool:
+        """Whether the covariance of a group's effects is not diagonal."""
+        return self.correlated and self.effects > 1
+
+    def factor(self, theta: Params) -> jax.Array:
+        """T, lower triangular: effects are T v with v ~ N(0, I)."""
+        names = INTEGRATED[: 1 + self.has_correlations]
+        xp = namespace(theta[names[0]])
+        hyper = xp.concatenate([xp.asarray(theta[name]) for name in names])
+        return covariance_factor(hyper, self.effects)
 
     @property
     def per_effect(self) -> int:
@@ -674,7 +652,7 @@ class IntegratedEffects(BaseModel):
         The nodes follow from `node_places` at an anchor, or else are found at theta.
         """
         nodes = self.nodes_of(theta, flat, node_places)
-        effects = flat.spread(nodes.v @ self.covariance.factor(theta).T)
+        effects = flat.spread(nodes.v @ self.factor(theta).T)
         eta = self.linear(theta, flat.rows)[:, None] + self.along_effects(flat.rows, effects)
         f = self.row_values(eta, self.extras_of(theta), flat.rows)
         return log_sum_exp(nodes.log_weight + flat.sum(f))
@@ -688,12 +666,12 @@ class IntegratedEffects(BaseModel):
         if node_places is None:
             theta = theta if is_numpy(theta["beta"]) else jax.lax.stop_gradient(theta)
             near = self.integrands(theta, self.places(theta, flat), flat)
-            return self.nodes_near(near, self.covariance.factor(theta), 0.0)
+            return self.nodes_near(near, self.factor(theta), 0.0)
         likelihood_params = {name: leaf for name, leaf in theta.items() if name != OWN}
         anchor = unflattened(likelihood_params, as_either(node_places.point))
         near = self.integrands(anchor, as_either(node_places.centre), flat)
         e = self.linear(theta, flat.rows) - self.linear(anchor, flat.rows)
-        return self.nodes_near(near, self.covariance.factor(theta), self.shift(near, e, flat))
+        return self.nodes_near(near, self.factor(theta), self.shift(near, e, flat))
 
     def shift(self, near: Integrands, e: jax.Array, flat: Groups) -> jax.Array:
         """C_j (beta - beta*): decrease of the groups' pull when predictors increase by e."""
@@ -722,7 +700,7 @@ class IntegratedEffects(BaseModel):
 
     def integrands(self, theta: Params, centre: jax.Array, flat: Groups) -> Integrands:
         """Expand the groups' log-likelihoods to quadratics in their effects, about v = centre."""
-        z, T = self.effect_columns(flat.rows), self.covariance.factor(theta)
+        z, T = self.effect_columns(flat.rows), self.factor(theta)
         xp = namespace(z)
         u = xp.asarray(centre, np.float64) @ T.T
         eta = self.linear(theta, flat.rows)
@@ -751,7 +729,7 @@ class IntegratedEffects(BaseModel):
         It is rounded to float32, in which it is stored with the groups: passes that find it and
         chains that read it then evaluate the same function.
         """
-        z = self.effect_columns(flat.rows) @ self.covariance.factor(theta)  # multiplies v
+        z = self.effect_columns(flat.rows) @ self.factor(theta)  # multiplies v
         eta, xp = self.linear(theta, flat.rows), namespace(z)
 
         def step(state: tuple[int, jax.Array, float]) -> tuple[int, jax.Array, float]:

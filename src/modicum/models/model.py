@@ -57,7 +57,6 @@ class BaseModel(ABC):
     extras: ClassVar[tuple[str, ...]] = ()  # parameters besides the coefficients, on coordinates
     integrated_group: str | None = None  # the factor whose effects are integrated out
     constrained: Entries = NO_CONSTRAINTS  # constraints of coefficients, if these have bounds
-    lkj_priors: tuple[tuple[int, float], ...] = ()  # size and concentration of each correlation
     dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
     observed: tuple[str, ...] = ()  # fields of rows by which outcomes are known in part
     outcome_field: str = "y"  # field that is predicted, simulated and checked
@@ -128,10 +127,6 @@ class BaseModel(ABC):
     def has_flat_prior(self) -> bool:
         """Whether some parameter has no prior, so that the posterior may be improper."""
         return self.resolved_priors is not None and self.resolved_priors.has_flat
-
-    def log_own_prior(self, theta: Params) -> jax.Array:
-        """Log-prior of parameters that `resolved_priors` leaves out; it counts as quadratic."""
-        return jnp.zeros(())
 
     of_logs: ClassVar[bool] = False  # whether a row's density is that of its outcome's logarithm
 

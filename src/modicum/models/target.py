@@ -217,7 +217,7 @@ class Target:
         if self.priors is None or not self.model.splits_prior:
             return jnp.zeros(())
         theta = self.unravel(t)
-        folded = self.priors.log_folded(theta) + self.model.log_own_prior(theta)
+        folded = self.priors.log_folded(theta)
         if not smooth or self.exact_prior is None:
             return folded
         return folded + self.exact_prior.log_density(jnp.asarray(t), smooth_only=True)

@@ -440,11 +440,11 @@ def factor_derivatives(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Arr
 
     Axes for these parameters are the leading ones.
     """
-    covariance, own = target.integrated.covariance, covariance_places(target)
+    model, own = target.integrated, covariance_places(target)
     if namespace(t) is np:
-        if covariance.pairs:
+        if model.has_correlations:
             return _factor_derivatives(target, t)
-        T, count = np.asarray(covariance.factor(target.unravel(t))), len(own)
+        T, count = np.asarray(model.factor(target.unravel(t))), len(own)
         first = np.zeros((count, *T.shape))
         first[range(count), range(count), range(count)] = np.diag(T)
         second = np.zeros((count, *first.shape))
@@ -452,7 +452,7 @@ def factor_derivatives(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Arr
         return as_either(T), as_either(first), as_either(second)
 
     def factor(s: jax.Array) -> jax.Array:
-        return covariance.factor(target.unravel(jnp.asarray(t).at[own].set(s)))
+        return model.factor(target.unravel(jnp.asarray(t).at[own].set(s)))
 
     slope = jax.jacfwd(factor)
     first, second = slope(t[own]), jax.jacfwd(slope)(t[own])

@@ -100,7 +100,7 @@ def effect_moments(target: Target, batch: Batch, points: Array) -> tuple[jax.Arr
     def at_point(t: jax.Array) -> tuple[jax.Array, jax.Array]:
         theta = target.unravel(t)
         nodes = model.nodes_of(theta, flat, places)
-        u = nodes.v @ model.covariance.factor(theta).T
+        u = nodes.v @ model.factor(theta).T
         eta, extras = model.linear(theta, flat.rows), model.extras_of(theta)
 
         def log_term(u: jax.Array) -> jax.Array:
@@ -134,7 +134,7 @@ def _draw_effects(
         t, key = item
         theta = target.unravel(t)
         eta = model.linear(theta, flat.rows)
-        T, extras = model.covariance.factor(theta), model.extras_of(theta)
+        T, extras = model.factor(theta), model.extras_of(theta)
         e = eta - model.linear(anchor, flat.rows)
         centre, spread = model.widths(near, T, model.shift(near, e, flat))
 

@@ -184,7 +184,8 @@ def log_evidence(
     proposal = NormalProposal.fitted(sums, draws[~bridge], weights[~bridge], "evidence")
     rng = generator(random_seed, Stream.EVIDENCE)
     new = proposal.draw(rng, points)
-    constant = sum(unnormalized_lkj_integral(*prior) for prior in model.lkj_priors)
+    pooled = [] if model.resolved_priors is None else model.resolved_priors.all_pooled
+    constant = sum(unnormalized_lkj_integral(len(p.sds), p.eta) for p in pooled if p.partials)
     log_ratio = log_joint(sums, new, "evidence") - proposal.log_density(new) - constant
     averaged, tail = average(log_ratio)
     if tail <= WORST_TAIL:
