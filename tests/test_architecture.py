@@ -44,10 +44,10 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_101,
+    "models": 8_067,
     "rows": 6_954,
     "methods": 6_352,
-    "posterior": 5_881,
+    "posterior": 5_882,
     "kernels": 3_745,
     "passes": 2_897,
     "": 3_400,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_573  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_569  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")

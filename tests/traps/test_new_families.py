@@ -128,7 +128,7 @@ def test_units_of_an_outcome_do_not_matter():
     models = [
         M.InverseGaussian().resolved(mo.Rows(x=fields["x"], y=k * fields["y"])) for k in (1.0, 1e6)
     ]
-    (_, small), (_, large) = (model.resolved_priors.extras[0] for model in models)
+    small, large = (model.resolved_priors.alone[1].prior for model in models)
     np.testing.assert_allclose(large.mean - small.mean, np.log(1e6), rtol=1e-9)
     assert small.sd == large.sd
 

@@ -241,22 +241,21 @@ def test_the_defaults_in_numbers():
     unit = y.std()
     expected = [2.5 * unit / x[:, 0].std(), 2.5 * unit / 7.0, 2.5 * unit]
     np.testing.assert_allclose([p.sd for p in gaussian.coefficients], expected)
-    assert gaussian.centre == (2.5, 7.0, 0.0)
-    assert gaussian.intercept == Normal(30.0, 2.5 * unit)
-    ((name, scale),) = gaussian.extras
-    assert (name, scale.sd) == ("log_scale", 2.5)
-    assert scale.mean == pytest.approx(np.log(unit))
+    intercept, scale = gaussian.alone
+    assert intercept == ("intercept", Normal(30.0, 2.5 * unit), (2.5, 7.0, 0.0))
+    assert (scale.name, scale.prior.sd) == ("log_scale", 2.5)
+    assert scale.prior.mean == pytest.approx(np.log(unit))
     logistic = M.Logistic().resolved(mo.Rows(x=x, y=(y > 25) * 1.0)).resolved_priors
     np.testing.assert_allclose(
         [p.sd for p in logistic.coefficients], [2.5 / x[:, 0].std(), 10 / 7.0, 2.5]
     )
-    assert logistic.intercept == Normal(0.0, 10.0)
+    assert logistic.alone[0].prior == Normal(0.0, 10.0)
     years = np.array([0.5, 1.0, 2.0, 4.0])
     counts = mo.Rows(x=x, y=np.array([0.0, 1.0, 1.0, 3.0]), offset=np.log(years))
-    poisson = M.Poisson().resolved(counts).resolved_priors.intercept
+    poisson = M.Poisson().resolved(counts).resolved_priors.alone[0].prior
     assert poisson.mean == pytest.approx(np.log(5 / 7.5))
     none = mo.Rows(x=x, y=np.zeros(4), offset=np.log(years))
-    assert M.Poisson().resolved(none).resolved_priors.intercept.mean == pytest.approx(
+    assert M.Poisson().resolved(none).resolved_priors.alone[0].prior.mean == pytest.approx(
         np.log(0.5 / 7.5)
     )
 
@@ -294,10 +293,10 @@ def test_an_outcome_that_never_varies_has_finite_priors():
     rows = mo.Rows(x=np.arange(6.0)[:, None], y=np.full(6, 3.0))
     priors = M.Gaussian().resolved(rows).resolved_priors
     assert np.isfinite(
-        [*(p.sd for p in priors.coefficients), priors.intercept.sd, priors.extras[0][1].mean]
+        [*(p.sd for p in priors.coefficients), priors.alone[0].prior.sd, priors.alone[1].prior.mean]
     ).all()
     zero = mo.Rows(x=np.arange(6.0)[:, None], y=np.zeros(6))
-    assert M.Gaussian().resolved(zero).resolved_priors.intercept.sd == 2.5
+    assert M.Gaussian().resolved(zero).resolved_priors.alone[0].prior.sd == 2.5
 
 
 def test_numbers_given_stay_raw_each_by_itself():
@@ -305,13 +304,12 @@ def test_numbers_given_stay_raw_each_by_itself():
     of = moments(rows)
     some = M.Gaussian(prior_scale=0.5).resolved(rows).resolved_priors
     assert some.coefficients == (Normal(0.0, 0.5),) * 3
-    assert some.intercept.mean == of.y_mean
+    assert some.alone[0].prior.mean == of.y_mean
     raw = M.Gaussian(intercept_scale=4.0).resolved(rows).resolved_priors
-    assert raw.intercept == Normal(0.0, 4.0)
-    assert raw.centre == ()
+    assert raw.alone[0] == ("intercept", Normal(0.0, 4.0), ())
     each = M.Gaussian(prior_scale=[1, 2, 3], scale_prior=0.7).resolved(rows).resolved_priors
     assert each.coefficients == tuple(Normal(0.0, sd) for sd in (1.0, 2.0, 3.0))
-    assert each.extras == (("log_scale", LogNormal(0.0, 0.7)),)
+    assert each.alone[1] == ("log_scale", LogNormal(0.0, 0.7), ())
     assert not M.Gaussian(**RAW, scale_prior=2.5).needs_moments  # nothing to compute: no pass
 
 
@@ -632,6 +630,6 @@ def test_parameters_that_are_reported_on_another_scale_have_keys_of_their_own(
     rows = mo.Rows(x=np.zeros((6, 1)), y=np.array([0, 0, 1, 1, 2, 2.0]))
     resolved = getattr(M, family)(priors=priors).resolved(rows).resolved_priors
     given = {f"log_{k}" if k.startswith("gap") else k: prior for k, prior in priors.items()}
-    assert given.items() <= {**dict(resolved.extras), "intercept": resolved.intercept}.items()
+    assert given.items() <= {name: prior for name, prior, _ in resolved.alone}.items()
     with pytest.raises(mo.SettingError, match=f"the possible keys are .*{list(priors)[-1]}"):
         getattr(M, family)(priors={in_summary: P.Normal(0, 1)}).resolved(rows)

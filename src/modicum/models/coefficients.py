@@ -44,6 +44,7 @@ from modicum.models.priors.resolved import (
     MEAN_STEP,
     NOISE,
     STEP_SHARE,
+    Alone,
     ModelPriors,
     PooledPrior,
     PriorTable,
@@ -166,18 +167,16 @@ class CoefficientPriors(BaseModel):
 
     def _check_priors(self) -> None:
         """Refuse distributions of the wrong kind, and priors that are given twice."""
-        scales = {"common": self.prior_scale, "intercept": self.intercept_scale}
         short = {"common": "prior_scale", "intercept": "intercept_scale"}
-        for name in self.sampled_extras:
-            key = self.extra_key(name)
-            scales[key], short[key] = self.extra_scale(name), "scale_prior"
+        short |= dict.fromkeys(map(self.extra_key, self.sampled_extras), "scale_prior")
+        given = {"common": self.prior_scale, **self.short_priors}
         positive = {k for term in self.pooled for k in (term.kind, term.key, *term.sd_keys)}
         for key, prior in self.prior_table:
             if key in positive:
                 require_support(key, prior, "positive")
             if self.groups and key == "group_cor":
                 require_support(key, prior, "correlation")
-            if scales.get(key) is not None:
+            if given.get(key) is not None:
                 raise SettingError(
                     f"the prior of {key!r} is given twice, as {short[key]} and in priors; leave "
                     "one of them out."
@@ -216,6 +215,11 @@ class CoefficientPriors(BaseModel):
         """The extra parameters but for intercepts that formulas leave out, which are 0."""
         left_out = self.without_intercept
         return tuple(name for name in self.extras if parameter_of(name) not in left_out)
+
+    @property
+    def alone(self) -> tuple[str, ...]:
+        """The parameters that are no columns' coefficients: an intercept, and extra parameters."""
+        return (*["intercept"] * self.intercept, *self.sampled_extras)
 
     @property
     def group_terms(self) -> tuple[GroupTerm, ...]:  # type: ignore[override]
@@ -288,6 +292,21 @@ class CoefficientPriors(BaseModel):
             bent=self.constrained or None,
         )
 
+    @property
+    def short_priors(self) -> dict[str, Prior]:
+        """Priors about 0 of which a setting is the scale, of parameters `alone`, by key."""
+        short: dict[str, Prior] = {}
+        for name in self.alone:
+            scale = self.scale_about_zero(name)
+            if scale is not None:
+                short[self.extra_key(name)] = self.on_scale(name, Normal(0.0, float(scale)))
+        return short
+
+    def on_scale(self, name: str, prior: Normal) -> Prior:
+        """Return the prior of a parameter `alone`, given that of what is sampled."""
+        logged = is_logged(name) and parameter_of(name) not in self.modelled
+        return LogNormal(prior.mean, prior.sd) if logged else prior
+
     def extra_key(self, name: str) -> str:
         """Key of an extra parameter's prior: "scale" for "log_scale", or "scale.intercept"."""
         if parameter_of(name) in self.modelled:
@@ -301,17 +320,13 @@ class CoefficientPriors(BaseModel):
         """Whether `resolved` makes a pass over the rows, to scale a prior by the data."""
         if self.resolved_priors is not None:
             return False
-        by_key = dict(self.prior_table)
+        by_key = self.short_priors | dict(self.prior_table)
         if any(prior.left_to_data for prior in by_key.values()):
             return True
         commons = ["common", *(f"{name}.common" for name in self.modelled)]
         by_data = self.prior_scale is None and not by_key.keys() >= set(commons)
         by_data |= any(not {t.kind, t.key} & by_key.keys() for t in self.pooled)
-        by_data |= self.intercept and self.intercept_scale is None and "intercept" not in by_key
-        return by_data or any(
-            self.extra_scale(name) is None and self.extra_key(name) not in by_key
-            for name in self.sampled_extras
-        )
+        return by_data or any(self.extra_key(name) not in by_key for name in self.alone)
 
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
         """Return the model with all priors fixed, by one pass over the rows where needed.
@@ -359,8 +374,7 @@ class CoefficientPriors(BaseModel):
 
     def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
         """Keys that a prior may have, besides columns and their terms, with these group terms."""
-        keys = ["common", *(["intercept"] if self.intercept else [])]
-        keys += map(self.extra_key, self.sampled_extras)
+        keys = ["common", *map(self.extra_key, self.alone)]
         keys += [f"{name}.common" for name in self.modelled]
         keys += ["group_sd", "group_cor"] if terms else []
         keys += ["smooth_sd"] if self.smooths else []
@@ -380,17 +394,20 @@ class CoefficientPriors(BaseModel):
         """Return the default prior of the predictor at the mean of the columns."""
         return Normal(0.0, 10.0)
 
-    def extra_scale(self, name: str) -> float | None:
-        """Prior standard deviation of an extra parameter about 0; None for the default prior."""
-        return None
+    def scale_about_zero(self, name: str) -> float | None:
+        """Prior sd about 0 of a parameter `alone`, where it is a setting."""
+        return self.intercept_scale if name == "intercept" else None
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return the default prior of an extra parameter on its coordinate: wide, about 0."""
         return Normal(0.0, next(sd for key, (_, sd) in COORDINATES.items() if name.startswith(key)))
 
-    def extra_start(self, name: str, prior: Prior) -> float:
-        """Return where the search for the mode starts: at 0, or with a unit where its prior is."""
-        if not self.extras_have_unit:
+    def start_alone(self, name: str, prior: Prior) -> float:
+        """Return where the search for the mode starts: where its prior is, or without a unit at 0.
+
+        The parameter is one of those `alone`.
+        """
+        if name != "intercept" and not self.extras_have_unit:
             return 0.0
         return float(np.log(prior.centre)) if is_of_exponential(name, prior) else prior.centre
 
@@ -408,8 +425,7 @@ def _scales(prior_scale: object) -> float | tuple[float, ...]:
     return float(scale) if scale.ndim == 0 else tuple(float(s) for s in scale)
 
 
-def _about_zero(scale: float | None) -> Normal:
-    assert scale is not None, "only a scale that is given is in raw units"
+def _about_zero(scale: float) -> Normal:
     return Normal(0.0, float(scale))
 
 
@@ -429,9 +445,9 @@ class _Choice:
         assert self.moments is not None, "computed wherever a scale is left to the data"
         return self.moments
 
-    @property
+    @cached_property
     def given(self) -> dict[str, Prior]:
-        return dict(self.model.prior_table)
+        return self.model.short_priors | dict(self.model.prior_table)
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -446,21 +462,21 @@ class _Choice:
 
     def priors(self) -> ModelPriors:
         """Return the priors with all scales fixed."""
-        model, given = self.model, self.given
-        extras, centres = [], []
-        for name in model.sampled_extras:
-            scale, parameter = model.extra_scale(name), parameter_of(name)
-            prior = given.get(model.extra_key(name))
-            if prior is None:
-                own = model.extra_prior(name, self.data) if scale is None else Normal(0.0, scale)
-                logged = is_logged(name) and parameter not in model.modelled
-                prior = LogNormal(own.mean, own.sd) if logged else own
-                if parameter in model.modelled and scale is None:
-                    centres.append((name, self.centre(parameter)))
-            extras.append((name, prior))
-        intercept, centre = self.intercept()
-        of_terms, common = self.pooled(), self.coefficients()
-        return ModelPriors(common, intercept, centre, tuple(extras), of_terms, tuple(centres))
+        if not self.model.intercept and "intercept" in self.given:
+            raise SettingError("there is a prior of the intercept, but the model has none.")
+        alone, of_terms = tuple(map(self.alone, self.model.alone)), self.pooled()
+        return ModelPriors(self.coefficients(), alone, of_terms)
+
+    def alone(self, name: str) -> Alone:
+        """Return the prior of an intercept or another parameter: at x = 0, unless default."""
+        model, prior = self.model, self.given.get(self.model.extra_key(name))
+        if prior is not None:
+            return Alone(name, prior)
+        if name == "intercept":
+            return Alone(name, model.intercept_prior(self.data), self.centre(""))
+        parameter, own = parameter_of(name), model.extra_prior(name, self.data)
+        centre = self.centre(parameter) if parameter in model.modelled else ()
+        return Alone(name, model.on_scale(name, own), centre)
 
     def centre(self, parameter: str) -> tuple[float, ...]:
         """Means of the columns of a predictor, where its default prior holds; 0 for others."""
@@ -469,17 +485,6 @@ class _Choice:
         if self.model.adds_common:
             own |= self.owners == ""
         return tuple(map(float, np.where(own, means, 0.0)))
-
-    def intercept(self) -> tuple[Prior | None, tuple[float, ...]]:
-        """Return the intercept's prior and the point in x where it holds: x = 0, unless default."""
-        model, prior = self.model, self.given.get("intercept")
-        if not model.intercept:
-            if prior is not None:
-                raise SettingError("there is a prior of the intercept, but the model has none.")
-            return None, ()
-        if prior is None and model.intercept_scale is None:
-            return model.intercept_prior(self.data), self.centre("")
-        return prior or _about_zero(model.intercept_scale), ()
 
     def coefficients(self) -> tuple[Prior, ...]:
         """Return the prior of each column: its own, its term's, the common or the default one."""

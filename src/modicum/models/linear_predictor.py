@@ -506,20 +506,17 @@ class LinearPredictorModel(CoefficientPriors):
         The layout is {beta, intercept, extras}, followed by the hyperparameters.
         """
         q = self.predictors(rows)
-        theta = {"beta": np.zeros((*([q] if q else []), self._columns(rows)))}
-        if self.intercept:
-            theta["intercept"] = np.zeros(q) if q else np.zeros(())
-        theta |= {name: np.zeros(()) for name in self.sampled_extras}
+        shape = (q,) if q else ()
+        theta = {"beta": np.zeros((*shape, self._columns(rows)))}
+        for name in self.alone:
+            theta[name] = np.zeros(shape if name == "intercept" else ())
         priors = self.resolved_priors
         if priors is None:
             return theta
         theta["beta"] = priors.start_at(theta["beta"])
-        if priors.intercept is not None:
-            theta["intercept"] = theta["intercept"] + priors.intercept.centre
-        for name, prior in priors.extras:
-            theta[name] = np.asarray(self.extra_start(name, prior))
-        theta |= priors.start()
-        return theta
+        for name, prior, _ in priors.alone:
+            theta[name] = theta[name] + self.start_alone(name, prior)
+        return theta | priors.start()
 
     def _columns(self, rows: Rows) -> int:
         """Number of coefficients of a predictor: common and pooled ones."""

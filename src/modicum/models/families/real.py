@@ -99,9 +99,9 @@ class ScaleFamily(LinearPredictorModel):
             return eta
         return xp.concatenate([eta[..., : self.scale_at], log_scale[..., None]], axis=-1)
 
-    def extra_scale(self, name: str) -> float | None:
-        """Prior standard deviation of log(scale), where it is given."""
-        return self.scale_prior if name == "log_scale" else None
+    def scale_about_zero(self, name: str) -> float | None:
+        """Prior standard deviation of log(scale), where it is given, too."""
+        return self.scale_prior if name == "log_scale" else super().scale_about_zero(name)
 
     def outcome_unit(self, data: Moments) -> float:
         """Return sd(y); for a constant outcome its size, or 1."""

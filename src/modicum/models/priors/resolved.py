@@ -249,6 +249,18 @@ def nested(leaves: Theta) -> dict[str, Pytree]:
     return theta | ({OWN: own} if own else {})
 
 
+class Alone(NamedTuple):
+    """The prior of a parameter that is no column's coefficient: an intercept, a scale, a chance.
+
+    That of log_s is the prior of s. That of an intercept holds for the predictor at a point in x,
+    the `centre`; an empty one is 0.
+    """
+
+    name: str
+    prior: Prior
+    centre: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True)
 class ModelPriors:
     """Independent priors of a linear-predictor model.
@@ -257,42 +269,21 @@ class ModelPriors:
     ----------
     coefficients
         Prior of each column's coefficient.
-    intercept
-        Prior of intercept + centre . beta; None for a model without an intercept.
-    centre
-        Point in x at which the intercept's prior holds; empty: at 0.
-    extras
-        Priors of the other parameters, by name; for a parameter log_s, the prior of s.
+    alone
+        Priors of the other parameters, the intercept's first.
     pooled
         Priors of pooled terms, whose coefficients follow the common ones in beta, in this order.
-    centres
-        For extra parameters that are intercepts of predictors, the point in x where the prior
-        holds, if it is not 0.
     integrated
         Prior of a term whose coefficients are integrated out: only its hyperparameters remain, and
         the likelihood depends on them.
     """
 
     coefficients: tuple[Prior, ...]
-    intercept: Prior | None = None
-    centre: tuple[float, ...] = ()
-    extras: tuple[tuple[str, Prior], ...] = ()
+    alone: tuple[Alone, ...]
     pooled: tuple[PooledPrior, ...] = ()
-    centres: tuple[tuple[str, tuple[float, ...]], ...] = ()
     integrated: PooledPrior | None = None
 
     # Log-densities ---------------------------------------------------------------------------
-
-    @property
-    def alone(self) -> list[tuple[str, Prior, tuple[float, ...]]]:
-        """Name, prior and centre of the parameters other than coefficients: intercept, extras."""
-        centres = dict(self.centres)
-        extras = [(name, prior, centres.get(name, ())) for name, prior in self.extras]
-        return (
-            extras
-            if self.intercept is None
-            else [("intercept", self.intercept, self.centre), *extras]
-        )
 
     def log_density(self, theta: Theta) -> jax.Array:
         """Log-prior at unconstrained parameters."""
