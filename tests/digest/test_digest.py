@@ -205,18 +205,6 @@ def test_removed_rows_are_gone(arrays, digest):
     assert wrong(kept, rows_of(x[left], y[left])) > 2 * wrong(less, rows_of(x[left], y[left]))
 
 
-@pytest.mark.slow
-def test_what_is_left_is_the_refitted_posterior(arrays, digest):
-    x, y = arrays
-    gone = np.sort(np.random.default_rng(4).choice(N, 200, replace=False))
-    left = np.setdiff1d(np.arange(N), gone)
-    less = digest.remove(rows_of(x[gone], y[gone]))
-    ours, theirs = (
-        sampled(MODEL, data, method="hmc") for data in (less, rows_of(x[left], y[left]))
-    )
-    assert disagreements(flat_draws(ours), flat_draws(theirs)) == []
-
-
 def test_rows_that_come_and_go_leave_no_trace(arrays, digest):
     x, y = made_up(200, seed=9)
     back = digest.add(rows_of(x, y)).remove(rows_of(x, y))
@@ -337,22 +325,6 @@ def some_trips(n):
     return trips.assign(well=rng.random(n) < 1 / (1 + np.exp(-eta)))
 
 
-@pytest.mark.slow
-def test_a_fit_makes_one_and_takes_one_again(tmp_path):
-    trips = some_trips(3000)
-    settings = RUN | {"draws": 400, "method": "hmc"}
-    post = mo.fit("well ~ dose + ward", trips, **settings)
-    made = mo.digest(post, trips, size=600, random_seed=1, progressbar=False)
-    made.save(tmp_path / "well.digest")
-    again = mo.fit("well ~ dose + ward", mo.Digest.load(tmp_path / "well.digest"), **settings)
-    assert disagreements(flat_draws(again), flat_draws(post)) == []
-    new = pd.DataFrame({"ward": ["c", "b"], "dose": [0.5, 0.1]})
-    np.testing.assert_allclose(again.predict(new).mean, post.predict(new).mean, atol=0.02)
-    fewer = made.remove(trips.iloc[:100])
-    assert len(fewer) == 2900
-    refused(mo.SettingError, "made for the formula", mo.fit, "well ~ dose", made, **settings)
-
-
 def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
     trips = some_trips(1500)
     settings = {"draws": 50, "method": "laplace", "random_seed": 1, "progressbar": False}
@@ -375,6 +347,7 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
     with_groups = replace(made, fit_rows=replace(made.fit_rows, schema=grouped))
     with pytest.raises(mo.SettingError, match="groups='integrate' would have no effect"):
         mo.fit("well ~ (1 | ward)", with_groups, groups="integrate", **settings)
+    refused(mo.SettingError, "made for the formula", mo.fit, "well ~ dose", made, **settings)
     again = replace(post, rows=None, table=None)  # like a fit of the digest
     refused(mo.SettingError, "made from a digest or loaded from a file", again.marginal, "dose")
     assert len(again.marginal("dose", at=[0, 1], data=trips)) == 2

@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 
 import modicum as mo
+from modicum.fit import model_for
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
+from modicum.rows.reading import read_formula
 
 
 def made(model, rows, draws, stats=None, **about):
@@ -38,6 +40,21 @@ def fixed(number=100, chains=1, **values):
         name: np.tile(np.asarray(x, float), (chains, number, *[1] * np.ndim(x)))
         for name, x in values.items()
     }
+
+
+def drawn(model, rows, shape=(1, 60), seed=1):
+    """Return draws of all parameters, normal about the point where searches start."""
+    target, start = Target.of(model, rows)
+    points = start + np.random.default_rng(seed).normal(size=(*shape, len(start)))
+    reported = target.reports(points.reshape(-1, len(start)))
+    return {name: x.reshape(*shape, *x.shape[1:]) for name, x in reported.items()}
+
+
+def of_formula(formula, table, model, draws=None, how=None, **settings):
+    """Return a posterior as a fit of a formula would: with normal draws, unless they are given."""
+    rows = read_formula(formula, table, progressbar=False, **settings)
+    model = model_for(rows, model, groups=how).model.resolved(rows)
+    return made(model, rows, drawn(model, rows) if draws is None else draws, table=table)
 
 
 def at_nodes(model, rows, draws):

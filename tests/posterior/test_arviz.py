@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import norm
 
 import modicum as mo
-from helpers.posteriors import bare, fixed, made, named, normal_draws
+from helpers.posteriors import bare, drawn, fixed, made, named, normal_draws
 from helpers.refusals import refused
 from helpers.targets import Conjugate
 from modicum.errors import SettingError
@@ -194,12 +194,7 @@ def test_effects_are_not_a_prior():
     ward = np.repeat(np.arange(20), 10)
     rows = mo.Rows(x=np.zeros((200, 1)), y=rng.normal(size=200), codes={"ward": ward})
     model = mo.models.Gaussian(scale=1.0, groups="ward").resolved(rows)
-    draws = {
-        "beta": rng.normal(size=(2, 50, 1)),
-        "1|ward": rng.normal(size=(2, 50, 20)),
-        "intercept": rng.normal(size=(2, 50)),
-        "group_sd": rng.uniform(0.5, 2, size=(2, 50, 1)),
-    }
+    draws = drawn(model, rows)
     whole, without = log_priors(model, draws), log_priors(model, draws, effects=False)
     of_effects = norm.logpdf(draws["1|ward"], 0, draws["group_sd"]).sum(axis=-1)
     np.testing.assert_allclose(whole - without, of_effects, atol=1e-10)

@@ -7,7 +7,6 @@ import modicum as mo
 from helpers import posteriors
 from helpers.refusals import refused
 from modicum.errors import SettingError
-from modicum.rows.reading import read_formula
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(40, 1))
@@ -75,11 +74,9 @@ def test_models_of_different_outcomes_are_not_averaged():
     well, orders = np.where(table["x"] > 0, "yes", "no"), (["no", "yes"], ["yes", "no"])
 
     def of(formula, model, order=orders[0]):
-        rows = read_formula(
-            formula, table.assign(well=pd.Categorical(well, order)), progressbar=False
-        )
         draws = posteriors.fixed(9, beta=np.ones(1), intercept=0.5)
-        return posteriors.made(model, rows, draws)
+        given = table.assign(well=pd.Categorical(well, order))
+        return posteriors.of_formula(formula, given, model, draws)
 
     binary, number = mo.models.Logistic(), mo.models.Gaussian(scale=1.0)
     one = of("well ~ x", binary)

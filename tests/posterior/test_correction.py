@@ -8,8 +8,6 @@ from helpers.posteriors import bare, named
 from helpers.refusals import refused
 from helpers.targets import TIMES, Conjugate, logistic_rows, sums_of
 from modicum.ledger import Ledger
-from modicum.models.over_draws import ModelPredictor
-from modicum.posterior import Posterior
 
 
 @pytest.fixture(scope="module")
@@ -17,13 +15,14 @@ def problem():
     return Conjugate(n=80, d=2)
 
 
-def normal_draws(problem, shift, inflate=1.0):
-    """Return independent draws of a normal other than the posterior, with their log-density."""
-    z = np.random.default_rng(1).normal(size=(4, 1000, 3))
+def normal_draws(problem, shift=0.0, inflate=1.0, shape=(4, 1000)):
+    """Return independent draws of the posterior or another normal, with their log-density."""
+    z = np.random.default_rng(1).normal(size=(*shape, len(problem.mean)))
     root = np.linalg.cholesky(problem.cov) * inflate
     at = problem.mean + shift * np.sqrt(np.diag(problem.cov)) + z @ root.T
     lp = -0.5 * (z**2).sum(-1) + 123.0  # weights are ratios, so a constant does not matter
-    return bare(problem.model, named(at), 80, stats={"lp": lp}, tuning={"kept": 1})
+    n = len(problem.rows)
+    return bare(problem.model, named(at), n, stats={"lp": lp}, tuning={"kept": 1})
 
 
 def flat_mean(post):
@@ -111,13 +110,8 @@ def test_what_cannot_be_corrected_is_refused(problem):
 TARGET = Conjugate(n=400, d=3)
 
 
-def posterior(n=600, shift=0.0, scale=1.0, seed=1):
-    """Return exact draws of the conjugate posterior, or wrong draws."""
-    rng = np.random.default_rng(seed)
-    noise = rng.normal(size=(n, 4)) @ np.linalg.cholesky(TARGET.cov).T
-    t = TARGET.mean + shift * np.sqrt(np.diag(TARGET.cov)) + scale * noise
-    draws = {"beta": t[None, :, :3], "intercept": t[None, :, 3]}
-    return Posterior(draws, {}, Ledger(rows=400), predictor=ModelPredictor(TARGET.model))
+def posterior(**wrong):
+    return normal_draws(TARGET, shape=(1, 600), **wrong)
 
 
 def measure(post, **kwargs):
@@ -128,7 +122,7 @@ def test_exact_draws_are_at_the_floor_and_wrong_ones_above():
     right = measure(posterior())
     assert right.value == pytest.approx(right.floor, rel=0.1)
     assert (right.draws, right.subsample) == (600, None)
-    for wrong in ({"shift": 0.5}, {"scale": 0.6}):
+    for wrong in ({"shift": 0.5}, {"inflate": 0.6}):
         found = measure(posterior(**wrong))
         assert found.value > 2 * found.floor
         assert found.squared > 10 * abs(right.squared)
@@ -144,9 +138,7 @@ def logistic_posterior(rows):
 
     def at(shift):
         t = anchor.point + (z + shift) @ anchor.factor.T
-        draws = {"beta": t[None, :, :3], "intercept": t[None, :, 3]}
-        predictor = ModelPredictor(mo.models.Logistic())
-        return Posterior(draws, {}, Ledger(rows=len(rows)), predictor=predictor)
+        return bare(mo.models.Logistic(), named(t[None]), len(rows))
 
     return at
 
@@ -175,4 +167,4 @@ def test_few_rows_per_draw_measure_what_all_rows_do():
 
 def test_refusals():
     refused(mo.SettingError, "subsample must be a whole number", measure, posterior(), subsample=0)
-    refused(mo.SettingError, "the same value in all draws", measure, posterior(scale=0.0))
+    refused(mo.SettingError, "the same value in all draws", measure, posterior(inflate=0.0))

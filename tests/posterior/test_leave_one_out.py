@@ -10,13 +10,11 @@ import pytest
 from scipy.stats import multivariate_normal, norm
 
 import modicum as mo
-from helpers.posteriors import bare, made, named, normal_draws
+from helpers.posteriors import bare, made, named, normal_draws, of_formula
 from helpers.refusals import refused
 from helpers.targets import Conjugate, gaussian_rows
 from modicum.errors import DataError, ModicumWarning, SettingError
-from modicum.fit import model_for
 from modicum.models.over_draws import ModelPredictor
-from modicum.rows.reading import read_formula
 
 CONJUGATE = Conjugate()
 X, Y, SCALE, N = CONJUGATE.x, CONJUGATE.y, CONJUGATE.scale, 200
@@ -364,11 +362,7 @@ def test_densities_and_probabilities_are_not_compared_unquestioned():
 
 def stored_by_group(table, group, folder, effects=None):
     """Return a made-up posterior of rows in the order of groups, or of the table."""
-    formula = f"y ~ x + (1 | {group})"
-    rows = read_formula(formula, table, missing="drop", store=folder, progressbar=False)
-    model = model_for(rows, mo.models.Gaussian(scale=SCALE), groups="explicit").model
-    rng = np.random.default_rng(1)
-    levels = len(rows.levels[group])
+    rng, levels = np.random.default_rng(1), table[group].nunique()
     means = np.zeros(levels) if effects is None else effects
     draws = {
         "beta": rng.normal(0.5, 0.02, (2, 300, 1)),
@@ -376,7 +370,8 @@ def stored_by_group(table, group, folder, effects=None):
         "intercept": rng.normal(0, 0.02, (2, 300)),
         "group_sd": rng.uniform(0.4, 0.6, (2, 300, 1)),
     }
-    return made(model.resolved(rows), rows, draws, table=table)
+    family, settings = mo.models.Gaussian(scale=SCALE), {"missing": "drop", "store": folder}
+    return of_formula(f"y ~ x + (1 | {group})", table, family, draws, "explicit", **settings)
 
 
 @pytest.fixture(scope="module")
@@ -445,15 +440,14 @@ def test_groups_are_called_by_their_names():
     rng = np.random.default_rng(4)
     table = pd.DataFrame({"x": X[:, 0], "y": Y, "clinic": rng.choice(["ham", "ely"], N)})
     table.loc[:1, ["y", "clinic"]] = [[40.0, "york"], [40.0, "york"]]
-    rows = read_formula("y ~ x + (1 | clinic)", table, progressbar=False)
-    model = model_for(rows, mo.models.Gaussian(scale=SCALE), groups="integrate").model
     draws = {
         "beta": rng.normal(0.5, 0.02, (2, 200, 1)),
         "intercept": rng.normal(0, 0.02, (2, 200)),
         "group_sd": rng.uniform(2, 40, (2, 200, 1)),
     }
-    post = bare(model.resolved(rows), draws, 3, rows=rows, table=table)
-    post.ledger.unit = "group"
+    family = mo.models.Gaussian(scale=SCALE)
+    post = of_formula("y ~ x + (1 | clinic)", table, family, draws, "integrate")
+    post.ledger = mo.Ledger(rows=3, unit="group")
     with pytest.warns(ModicumWarning, match="in group york, "):
         left_out = post.loo()
     assert left_out.elpd_i["group"].values.tolist() == ["ely", "ham", "york"]

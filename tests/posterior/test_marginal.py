@@ -10,10 +10,10 @@ from scipy.stats import norm
 
 import modicum as mo
 from helpers import posteriors
+from helpers.posteriors import of_formula
 from helpers.refusals import refused
 from modicum import plots
 from modicum.errors import DataError, SettingError
-from modicum.rows.reading import read_formula
 
 mpl.use("Agg")
 RNG = np.random.default_rng(3)
@@ -25,15 +25,6 @@ INTERCEPT = RNG.normal(0.3, 0.1, size=(2, 100))
 
 def made(model, rows, **draws):
     return posteriors.made(model, rows, draws or {"beta": BETA, "intercept": INTERCEPT})
-
-
-def of_formula(formula, table, model, draws=None, **settings):
-    """Return made-up draws (of all columns, unless given) for a formula and its table."""
-    rows = read_formula(formula, table, progressbar=False, **settings)
-    if draws is None:
-        beta = RNG.normal(size=(1, 60, len(rows.columns)))
-        draws = {"beta": beta, "intercept": beta[..., 0]}
-    return posteriors.made(model.resolved(rows), rows, draws, table=table)
 
 
 ROWS = mo.Rows(x=X, y=np.zeros(N), columns=["dose", "age"])

@@ -6,12 +6,10 @@ import pandas as pd
 import pytest
 
 import modicum as mo
-from helpers.posteriors import bare, made
+from helpers.posteriors import bare, of_formula
 from helpers.refusals import refused
 from modicum.errors import SettingError
-from modicum.fit import model_for
 from modicum.models.over_draws import ModelPredictor
-from modicum.rows.reading import read_formula
 
 LINEAR = mo.models.Gaussian(scale=1.0, intercept=False)
 
@@ -121,17 +119,8 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     """Each row is predicted as if alone, with the groups that the fit knows."""
     rng = np.random.default_rng(3)
     table = pd.DataFrame({"x": rng.normal(size=60), "ward": list("abc") * 20, "bed": [1, 2] * 30})
-    formula = "y ~ x + (1 | ward) + (1 | ward:bed)"
-    rows = read_formula(formula, table.assign(y=table["x"]), progressbar=False)
-    draws = {
-        "beta": rng.normal(size=(2, 40, 1)),
-        "intercept": rng.normal(size=(2, 40)),
-        "1|ward": rng.normal(size=(2, 40, 3)),
-        "1|ward:bed": rng.normal(size=(2, 40, 6)),
-        "group_sd": np.full((2, 40, 2), 0.7),
-    }
-    model = model_for(rows, mo.models.Gaussian(scale=1.0)).model.resolved(rows)
-    post = made(model, rows, draws)
+    formula, table["y"] = "y ~ x + (1 | ward) + (1 | ward:bed)", table["x"]
+    post = of_formula(formula, table, mo.models.Gaussian(scale=1.0))
     columns = {"x": [0.1, 0.2, 0.3, 0.4], "ward": ["b", "z", "a", "b"], "bed": [1, 2, 9, 2]}
     new = pd.DataFrame(columns, index=[4, 3, 2, 1])
     predicted = post.predict(new, groups="any")
@@ -149,4 +138,4 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     from_file = post.predict(tmp_path / "new.csv", groups="any")
     np.testing.assert_array_equal(from_file.mean, predicted.mean)
     with pytest.raises(mo.SettingError, match=r"needs a table, and a posterior of mo\.fit"):
-        post.predict(rows, groups="any")
+        post.predict(post.rows, groups="any")

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
-from helpers.posteriors import bare, made
+from helpers.posteriors import bare, fixed, made, of_formula
 from modicum.errors import ModicumWarning, SettingError
 from modicum.markup import Markup, tag
 from modicum.models.over_draws import ModelPredictor
@@ -122,10 +122,7 @@ def test_counts_are_those_of_one_unit_of_exposure_and_products_are_shown_togethe
     table = pd.DataFrame({"age": RNG.normal(size=90), "km": RNG.uniform(1, 9, 90)})
     table["fuel"] = RNG.choice(["gas", "diesel"], 90)
     table["n"] = RNG.poisson(table["km"])
-    formula = "n ~ age * fuel + offset(log(km))"
-    rows = read_formula(formula, table, progressbar=False)
-    draws = {"beta": RNG.normal(0, 0.1, size=(2, 60, 3)), "intercept": RNG.normal(size=(2, 60))}
-    post = made(mo.models.Poisson().resolved(rows), rows, draws, table=table)
+    post = of_formula("n ~ age * fuel + offset(log(km))", table, mo.models.Poisson())
     read = Page(post.report(tmp_path / "counts.html").read_text())
     labels = [value for name, value in read.attributes if name == "aria-label"]
     assert labels.count("expected n at km = 1 by age") == 2  # alone, and with the fuel
@@ -143,10 +140,8 @@ def test_the_order_of_levels_is_no_part_of_an_outcome_s_name():
         ('C(size, levels=["low", "middle", "high"]) ~ age', "size"),
         ("log(age + 9) ~ size", "log(age + 9)"),
     ):
-        rows = read_formula(formula, table, progressbar=False)
-        draws = {"beta": RNG.normal(size=(2, 50, len(rows.columns)))}
-        post = made(mo.models.Ordinal(), rows, draws, table=table)
-        assert post.outcome_name() == name
+        family = mo.models.Ordinal() if name == "size" else mo.models.Gaussian()
+        assert of_formula(formula, table, family).outcome_name() == name
 
 
 def test_draws_and_priors_are_called_what_they_are(tmp_path):
@@ -178,12 +173,10 @@ def test_draws_and_priors_are_called_what_they_are(tmp_path):
 
 def test_groups_are_sorted_by_what_is_expected_of_them(tmp_path):
     table = pd.DataFrame({"x": RNG.normal(size=90), "site": list("abc") * 30})
-    rows = read_formula("y ~ x + (1 | site)", table.assign(y=table["x"]), progressbar=False)
-    model = mo.models.Gaussian(scale=1.0, groups=("site",)).resolved(rows)
-    draws = {"beta": np.ones((2, 60, 1)), "intercept": np.zeros((2, 60))}
-    draws |= {"group_sd": np.ones((2, 60, 1)), "1|site": np.tile([0.0, 2.0, 1.0], (2, 60, 1))}
-    facts = {"table": table.assign(y=table["x"]), "labels": model.labels(rows)}
-    post = made(model, rows, draws, **facts)
+    draws = fixed(60, beta=[1], intercept=0, group_sd=[1], **{"1|site": [0.0, 2.0, 1.0]})
+    gaussian, table["y"] = mo.models.Gaussian(scale=1.0), table["x"]
+    post = of_formula("y ~ x + (1 | site)", table, gaussian, draws, "explicit")
+    post.labels = post.predictor.model.labels(post.rows)
     words = Page(post.report(tmp_path / "groups.html").read_text()).words
     assert "mean and 90% interval; largest for b, smallest for a" in words
     assert "expected y" in words
@@ -191,20 +184,16 @@ def test_groups_are_sorted_by_what_is_expected_of_them(tmp_path):
 
 
 def test_parameters_with_formulas_are_shown_by_their_columns(tmp_path):
-    table = pd.DataFrame({"x": RNG.normal(size=90), "z": RNG.normal(size=90), "y": 0.0})
-    rows = read_formula("y ~ x; scale ~ z", table, progressbar=False)
-    model = mo.models.Gaussian(modelled=("scale",)).resolved(rows)
-    draws = {name: RNG.normal(size=(2, 60, 1)) for name in ("beta", "scale.beta")}
-    draws |= {name: RNG.normal(size=(2, 60)) for name in ("intercept", "scale.intercept")}
-    post = made(model, rows, draws, table=table)
+    table = pd.DataFrame({"x": RNG.normal(size=90), "z": RNG.normal(size=90)})
+    post = of_formula("y ~ x; scale ~ z", table.assign(y=table["x"] ** 2), mo.models.Gaussian())
     read = Page(post.report(tmp_path / "scale.html").read_text())
     assert "A Gaussian regression of y and its scale on x and z" in read.words
     labels = [value for name, value in read.attributes if name == "aria-label"]
     assert {"expected y by x", "scale of y by z"} <= set(labels)
     assert "scale of y by x" not in labels  # x is not in its formula
-    drawn = post.marginal("z", at=[0.0, 1.0], parameter="scale", draws=120)
+    drawn = post.marginal("z", at=[0.0, 1.0], parameter="scale")
     for value, mean in drawn["mean"].items():
-        by_hand = np.exp(draws["scale.intercept"] + value * draws["scale.beta"][..., 0]).mean()
+        by_hand = np.exp(post["scale.intercept"] + value * post["scale.beta"][..., 0]).mean()
         assert mean == pytest.approx(by_hand, rel=1e-6)
     with pytest.raises(SettingError, match="those that have one: scale"):
         post.marginal("z", parameter="sigma")

@@ -8,8 +8,8 @@ from scipy import stats
 
 import modicum as mo
 from helpers.command import done, failed
+from helpers.posteriors import fixed, made
 from helpers.refusals import refused
-from modicum.models.over_draws import ModelPredictor
 from modicum.posterior.ppc import kaplan_meier, survival_table
 
 TIMES = [0.0, 0.5, 2.0, 7.0]
@@ -18,14 +18,8 @@ TIMES = [0.0, 0.5, 2.0, 7.0]
 def _posterior(model, x, **fields):
     """Return a posterior of known coefficients, of these rows."""
     rows = mo.Rows(x=x, columns=["dose"], **fields)
-    draws = {
-        "beta": np.full((1, 9, 1), 0.5),
-        "intercept": np.linspace(0.9, 1.1, 9)[None],
-        "shape": np.full((1, 9), 1.5),
-    }
-    post = mo.Posterior(draws, {}, mo.Ledger(rows=len(x)))
-    post.predictor, post.rows = ModelPredictor(model.resolved(rows)), rows
-    return post
+    draws = fixed(9, beta=[0.5], shape=1.5) | {"intercept": np.linspace(0.9, 1.1, 9)[None]}
+    return made(model.resolved(rows), rows, draws)
 
 
 def _table(rng, n):

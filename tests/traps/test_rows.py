@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +26,17 @@ from helpers.refusals import refused
 from modicum.cli import app
 from modicum.errors import DataError, ModicumError, ResourceError, SettingError, as_options
 from modicum.files import place_name
-from modicum.rows import Rows, first_not_finite, ingest, lake, object_storage
+from modicum.rows import Rows, first_not_finite, lake, object_storage
 from modicum.rows.reading import TableFiles, source_of
 from modicum.rows.rows import doubtful_weights
 
+ingest = partial(mo.rows.ingest, progressbar=False)
 FIELDS = {"x": np.arange(600.0).reshape(200, 3), "y": np.arange(200) % 2}
 
 
 @pytest.fixture
 def store(tmp_path):
-    ingest(FIELDS, tmp_path / "s", shard_rows=120, progressbar=False)
+    ingest(FIELDS, tmp_path / "s", shard_rows=120)
     return tmp_path / "s"
 
 
@@ -55,7 +57,7 @@ def test_every_number_enters_the_fingerprint(tmp_path):
         other = y.copy()
         other[change] = 1
         assert Rows(x=x, y=other).fingerprint() != first
-        stored = ingest({"x": x, "y": other}, tmp_path / f"{change}", progressbar=False)
+        stored = ingest({"x": x, "y": other}, tmp_path / f"{change}")
         assert stored.fingerprint() == Rows(x=x, y=other).fingerprint()
     swapped = x.copy()
     swapped[70_000, 1] = -1
@@ -73,7 +75,7 @@ def test_fingerprints_of_blocks_do_not_depend_on_how_rows_came(tmp_path, monkeyp
     monkeypatch.setattr("modicum.rows.description.BLOCK_BYTES", 160)  # ten rows per block
     memory = Rows(**FIELDS, dtype="float32")
     for shard_rows in (7, 10, 200):
-        store = ingest(FIELDS, tmp_path / f"{shard_rows}", shard_rows=shard_rows, progressbar=False)
+        store = ingest(FIELDS, tmp_path / f"{shard_rows}", shard_rows=shard_rows)
         assert store.fingerprint() == memory.fingerprint()
     assert Rows(**FIELDS).fingerprint() != memory.fingerprint()
 
@@ -121,11 +123,11 @@ def test_zip_codes_keep_their_zeros(tmp_path):
         "category": table.to_pandas().astype({"zip": "category"}),
         "polars": pl.from_arrow(table),
     }.items():
-        rows = ingest(source, tmp_path / name, categorical=["zip"], progressbar=False)
+        rows = ingest(source, tmp_path / name, categorical=["zip"])
         assert rows.levels == {"zip": ("01234", "1234", "90210")}, name
         assert rows.columns == ("zip[1234]", "zip[90210]")
         assert rows.slice(0, 4)["zip"].tolist() == [0, 1, 2, 0]
-    other = ingest(path, tmp_path / "r", categorical={"zip": "1234"}, progressbar=False)
+    other = ingest(path, tmp_path / "r", categorical={"zip": "1234"})
     assert other.schema.reference == {"zip": "1234"}
 
 
@@ -134,7 +136,7 @@ def test_numbers_as_levels_have_one_order_whatever_the_file(tmp_path):
     frame = pd.DataFrame({"hour": hours, "y": [0, 1, 0, 1, 1]})
     frame.to_csv(tmp_path / "h.csv", index=False)
     frame.to_parquet(tmp_path / "h.parquet")
-    settings = {"categorical": ["hour"], "progressbar": False}
+    settings = {"categorical": ["hour"]}
     text = ingest(tmp_path / "h.csv", tmp_path / "a", **settings)
     number = ingest(tmp_path / "h.parquet", tmp_path / "b", **settings)
     assert text.columns == number.columns == ("hour[9]", "hour[10]", "hour[23]")
@@ -169,8 +171,7 @@ def test_settings_of_other_types(tmp_path, settings, message):
     frame = pd.DataFrame({"g": ["u", "v"], "y": [0, 1]})
     frame.to_csv(tmp_path / "d.csv", index=False)
     refused(SettingError, message, Rows.from_table, frame, **settings)
-    with pytest.raises(SettingError, match=message):
-        ingest(tmp_path / "d.csv", tmp_path / "s", **settings, progressbar=False)
+    refused(SettingError, message, ingest, tmp_path / "d.csv", tmp_path / "s", **settings)
     assert not (tmp_path / "s").exists()
 
 
@@ -317,8 +318,7 @@ def test_shards_outside_are_not_even_opened(store, tmp_path):
 def test_files_that_are_not_descriptions_are_refused(store, content, reason):
     (store / "rows.json").write_bytes(content)
     refused(DataError, reason, Rows.open, store)
-    with pytest.raises(SettingError, match="exists and is not a row store"):
-        ingest(FIELDS, store, overwrite=True, progressbar=False)
+    refused(SettingError, "exists and is not a row store", ingest, FIELDS, store, overwrite=True)
 
 
 def test_descriptions_that_cannot_be_read(store, monkeypatch):
@@ -418,7 +418,7 @@ def test_damage_inside_a_store_is_named(tmp_path, value, word):
     folder = tmp_path / "s"
     n = 40_000
     fields = {"x": np.ones((n, 2)), "y": np.zeros(n), "c": np.ones((n, 2, 2))}
-    assert first_not_finite(ingest(fields, folder, shard_rows=15_000, progressbar=False)) is None
+    assert first_not_finite(ingest(fields, folder, shard_rows=15_000)) is None
     shard = np.lib.format.open_memmap(folder / "rows-00001.npy", mode="r+")
     shard[9_000, 5] = value
     shard[9_001, 0] = value
@@ -433,7 +433,7 @@ def test_damage_inside_a_store_is_named(tmp_path, value, word):
     assert isinstance(bad.error(), DataError)
     refused(DataError, "was altered", Rows.open, folder, verify=True)
     with pytest.raises(DataError, match=rf"column 'c\[1, 0\]' holds {word} in row 24000"):
-        ingest(rows, tmp_path / "t", progressbar=False)
+        ingest(rows, tmp_path / "t")
 
 
 def test_damage_in_memory_is_named():
@@ -463,57 +463,44 @@ def test_latin_1_is_named_as_such(tmp_path):
             match=rf"{name}\.csv is not utf-8 text \(byte 0x\w\w in line {number}\): it is "
             "probably Latin-1 .*encoding='latin-1'.*iconv",
         ):
-            ingest(path, tmp_path / "s", categorical=categorical, progressbar=False)
+            ingest(path, tmp_path / "s", categorical=categorical)
         with gzip.open(tmp_path / f"{name}.csv.gz", "wb") as file:
             file.write(path.read_bytes())
         with pytest.raises(DataError, match=rf"is not utf-8 text .* in line {number}\)"):
-            ingest(
-                tmp_path / f"{name}.csv.gz",
-                tmp_path / "s",
-                categorical=categorical,
-                progressbar=False,
-            )
-    rows = ingest(
-        tmp_path / "level.csv",
-        tmp_path / "s",
-        categorical=["g"],
-        encoding="latin-1",
-        progressbar=False,
-    )
+            ingest(tmp_path / f"{name}.csv.gz", tmp_path / "s", categorical=categorical)
+    rows = ingest(tmp_path / "level.csv", tmp_path / "s", categorical=["g"], encoding="latin-1")
     assert rows.columns == ("size", "g[u]")
     assert rows.levels == {"g": ("für", "u")}
-    rows = ingest(tmp_path / "header.csv", tmp_path / "t", encoding="latin-1", progressbar=False)
+    rows = ingest(tmp_path / "header.csv", tmp_path / "t", encoding="latin-1")
     assert rows.columns == ("größe",)
     with pytest.raises(DataError, match=r"column 'size' holds text \('2°' in row 1\)"):
-        ingest(tmp_path / "number.csv", tmp_path / "u", encoding="latin-1", progressbar=False)
+        ingest(tmp_path / "number.csv", tmp_path / "u", encoding="latin-1")
 
 
 def test_latin_1_in_a_column_that_is_not_used(tmp_path):
     path = write_csv(tmp_path / "d.csv", "a,note,y", "1,für,0", "2,u,1", encoding="latin-1")
-    rows = ingest(path, tmp_path / "s", predictors=["a"], progressbar=False)
+    rows = ingest(path, tmp_path / "s", predictors=["a"])
     assert rows.columns == ("a",)
 
 
 def test_other_encodings(tmp_path):
     wide = write_csv(tmp_path / "w.csv", "a,y", "1,0", "2,1", encoding="utf-16")
-    with pytest.raises(DataError, match="it is UTF-16; pass encoding='utf-16'"):
-        ingest(wide, tmp_path / "s", progressbar=False)
+    refused(DataError, "it is UTF-16; pass encoding='utf-16'", ingest, wide, tmp_path / "s")
     with as_options(), pytest.raises(DataError, match="pass --encoding utf-16, or"):
-        ingest(wide, tmp_path / "s", progressbar=False)
-    assert len(ingest(wide, tmp_path / "s", encoding="utf-16", progressbar=False)) == 2
+        ingest(wide, tmp_path / "s")
+    assert len(ingest(wide, tmp_path / "s", encoding="utf-16")) == 2
     marked = write_csv(tmp_path / "m.csv", "a,y", "1,0", "2,1", encoding="utf-8-sig")
-    assert ingest(marked, tmp_path / "t", progressbar=False).columns == ("a",)
+    assert ingest(marked, tmp_path / "t").columns == ("a",)
     (tmp_path / "b.csv").write_bytes(b"PK\x03\x04\x00\x00\xff\xee" * 20)
-    with pytest.raises(DataError, match="does not look like text at all"):
-        ingest(tmp_path / "b.csv", tmp_path / "u", progressbar=False)
+    refused(DataError, "does not look like text at all", ingest, tmp_path / "b.csv", tmp_path / "u")
     for wrong in ("latin-99", "hex", "utf-8\0", 3):
         with pytest.raises(SettingError, match="encoding must be one that Python knows"):
-            ingest(wide, tmp_path / "u", encoding=wrong, progressbar=False)
+            ingest(wide, tmp_path / "u", encoding=wrong)
 
 
 def test_endings_in_capitals(tmp_path):
     path = write_csv(tmp_path / "D.TSV", "a\ty", "1\t0", "2\t1")
-    assert ingest(path, tmp_path / "s", progressbar=False).columns == ("a",)
+    assert ingest(path, tmp_path / "s").columns == ("a",)
 
 
 def test_damaged_feather_does_not_end_the_process(tmp_path):
@@ -526,7 +513,7 @@ def test_damaged_feather_does_not_end_the_process(tmp_path):
     wild = np.array([0, 1, 2**30, 3, 4], np.int32).tobytes()
     (tmp_path / "d.feather").write_bytes(content.replace(offsets, wild))
     with pytest.raises(DataError, match=r"d\.feather is damaged \(.*offset.*\): write it again"):
-        ingest(tmp_path / "d.feather", tmp_path / "s", categorical=["g"], progressbar=False)
+        ingest(tmp_path / "d.feather", tmp_path / "s", categorical=["g"])
 
 
 # Where stores are written
@@ -535,22 +522,21 @@ def test_damaged_feather_does_not_end_the_process(tmp_path):
 def test_nothing_else_is_replaced(store, tmp_path):
     (store / "notes.txt").write_text("mine")
     with pytest.raises(SettingError, match=r"also holds notes\.txt, which is not part of a row"):
-        ingest(FIELDS, store, overwrite=True, progressbar=False)
+        ingest(FIELDS, store, overwrite=True)
     assert (store / "notes.txt").read_text() == "mine"
     assert len(Rows.open(store, verify=True)) == 200
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "rows.json").write_text('{"rows": ["of another program"]}')
     with pytest.raises(SettingError, match="exists and is not a row store"):
-        ingest(FIELDS, tmp_path / "theirs", overwrite=True, progressbar=False)
+        ingest(FIELDS, tmp_path / "theirs", overwrite=True)
     assert "another program" in (tmp_path / "theirs" / "rows.json").read_text()
-    with pytest.raises(SettingError, match="the store must be a path, not a int"):
-        ingest(FIELDS, 3, progressbar=False)
+    refused(SettingError, "the store must be a path, not a int", ingest, FIELDS, 3)
 
 
 def test_a_link_to_a_store_stays_a_link(store, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(store)
-    assert len(ingest({"x": [[1.0]]}, link, overwrite=True, progressbar=False)) == 1
+    assert len(ingest({"x": [[1.0]]}, link, overwrite=True)) == 1
     assert link.is_symlink()
     assert len(Rows.open(store)) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "s"]
@@ -573,7 +559,7 @@ def test_full_disk(tmp_path, monkeypatch, moment, code):
     with pytest.raises(
         ModicumError, match=rf"{tmp_path}/s cannot be written \({os.strerror(code)}\): {remedy}"
     ):
-        ingest(FIELDS, tmp_path / "s", progressbar=False)
+        ingest(FIELDS, tmp_path / "s")
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
     refused(DataError, "is not a row store", Rows.open, tmp_path / "s")
@@ -586,10 +572,9 @@ def test_full_temporary_folder(tmp_path, monkeypatch):
         small_disk(10_000),
         pytest.raises(ResourceError, match="temporary folder, or name another"),
     ):
-        ingest(iter(frames), tmp_path / "s", progressbar=False)
+        ingest(iter(frames), tmp_path / "s")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with pytest.raises(ResourceError, match="environment variable TMPDIR"):
-        ingest(iter(frames), tmp_path / "s", progressbar=False)
+    refused(ResourceError, "environment variable TMPDIR", ingest, iter(frames), tmp_path / "s")
     assert os.listdir(tmp_path) == []
 
     def broken():
@@ -597,7 +582,7 @@ def test_full_temporary_folder(tmp_path, monkeypatch):
         raise OSError("the user's own")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    refused(OSError, "the user's own", ingest, broken(), tmp_path / "s", progressbar=False)
+    refused(OSError, "the user's own", ingest, broken(), tmp_path / "s")
 
 
 def test_full_disk_keeps_the_old_store(store, monkeypatch):
@@ -605,8 +590,7 @@ def test_full_disk_keeps_the_old_store(store, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("modicum.rows.writing.ShardWriter.write", refuse)
-    with pytest.raises(SettingError, match="cannot be written"):
-        ingest({"x": [[1.0]]}, store, overwrite=True, progressbar=False)
+    refused(SettingError, "cannot be written", ingest, {"x": [[1.0]]}, store, overwrite=True)
     assert len(Rows.open(store, verify=True)) == 200
 
 
@@ -686,7 +670,7 @@ def test_credentials_in_a_uri_are_shown_nowhere(tmp_path, monkeypatch):
         said += [result.output, result.stderr]
     for wrong in ("none.parquet", "bad.parquet"):
         with pytest.raises(ModicumError) as error:
-            ingest(place.replace("trips.parquet", wrong), run / "b", progressbar=False)
+            ingest(place.replace("trips.parquet", wrong), run / "b")
         said.append(str(error.value))
     files = [path for path in (*cache.rglob("*"), *run.rglob("*")) if path.is_file()]
     said += [path.read_bytes().decode(errors="replace") for path in files]
@@ -703,7 +687,7 @@ def test_credentials_in_a_uri_are_shown_nowhere(tmp_path, monkeypatch):
 )
 def test_a_uri_that_cannot_be_read_is_quoted_without_credentials(uri, tmp_path):
     with pytest.raises(SettingError, match="cannot be read") as error:
-        ingest(uri, tmp_path / "s", progressbar=False)
+        ingest(uri, tmp_path / "s")
     assert "SEC" not in str(error.value)
 
 
