@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -168,3 +169,54 @@ def test_experiments_that_are_not_run_again_stay_in_the_gallery(toy, tmp_path, m
     assert again.count("reproduce hmc-ecs toy") == 1  # replaced
     assert "toy --scale laptop" in again
     assert "- Of the other paper." in again
+
+
+# The page of the papers --------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[4] / "docs"
+LINES = {  # first cells of the page's table: the line of the gallery, and which of its figures
+    "perturbed (paper)": ("HMC-ECS perturbed", 1),
+    "perturbed, anchored at the mode": ("HMC-ECS perturbed", 0),
+    "perturbed, the paper's schedule": ("HMC-ECS perturbed, paper's schedule", 0),
+    "signed (paper)": ("HMC-ECS signed", 1),
+    "signed, anchored at the mode": ("HMC-ECS signed", 0),
+    "signed, the paper's schedule": ("HMC-ECS signed, paper's schedule", 0),
+    "weighted, our default": ("HMC-ECS weighted (our default)", 0),
+}
+FIGURES = ("acceptance", "IF", "full HMC, times the cost")
+
+
+def tables_of(text):
+    """Return the lines of all tables, by table and first cell, as dictionaries by column."""
+    found = []
+    for block in text.split("\n\n"):
+        lines = [line.strip("|").split("|") for line in block.splitlines() if line[:1] == "|"]
+        cells = [[cell.strip() for cell in line] for line in lines]
+        found += [{line[0]: dict(zip(cells[0], line, strict=False)) for line in cells[2:]}]
+    return [table for table in found if table]
+
+
+def misquoted(page, gallery):
+    """Return the figures of the page that the gallery's Tables 1 and 2 do not have."""
+    section = gallery.split("`modicum reproduce hmc-ecs tables-1-2")[1].split("\n### ")[0]
+    relative, efficiency = tables_of(section)[:2]
+    (ours,) = (table for table in tables_of(page) if "perturbed (paper)" in table)
+    wrong = []
+    for said, line in ours.items():
+        label, paper = LINES[said]
+        kept = [efficiency[label][name + " (paper)" * paper] for name in FIGURES]
+        wrong += [
+            cell for cell, old in zip(list(line.values())[1:], kept, strict=True) if cell != old
+        ]
+    default = relative["HMC-ECS weighted (our default)"]
+    shares = default["RCT median"], default["RCT median, charged the other way"]
+    took = re.search(r"seed 1, (\d+) s", section)[1]
+    words = f"takes {shares[0]} of", f"and {shares[1]} in sampling alone", f"took {took} seconds"
+    return wrong + [text for text in words if text not in " ".join(page.split())]
+
+
+def test_figures_on_the_page_are_those_of_the_gallery():
+    page, gallery = ((DOCS / name).read_text() for name in ("papers.md", "gallery/index.md"))
+    assert misquoted(page, gallery) == []
+    for figure in ("2.175 | 499", "0.8189", "642.8", "180 seconds", "0.2914", "0.008292"):
+        assert misquoted(page.replace(figure, "7"), gallery), figure
