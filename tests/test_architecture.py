@@ -44,7 +44,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_067,
+    "models": 8_070,
     "rows": 6_954,
     "methods": 6_352,
     "posterior": 5_882,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_486  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_493  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
@@ -101,7 +101,6 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
             "Flat",
             "FlatCache",
             "FormulaEncoding",
-            "HalfNormal",
             "LogNormal",
             "Markup",
             "Model",

@@ -4,12 +4,14 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import modicum as mo
 from helpers.refusals import refused, unwarned
 from helpers.slow import slowly
 from modicum.fit import model_for
 from modicum.models.multilevel import multilevel
+from modicum.models.over_draws import ModelPredictor, rebuild
 from modicum.posterior.fit_rows import FitRows, rows_of_fit
 from modicum.rows.reading import read_formula
 
@@ -235,14 +237,30 @@ def test_remedies_are_true(careless):
         priors = {"group_sd": mo.priors.Normal(0, 1)}
         with pytest.raises(mo.SettingError, match="'group_sd' cannot be normal"):
             mo.fit(FORMULA, careless, priors=priors, groups=how, **quiet)
-    exponential = {"group_sd": mo.priors.Exponential(1)}
-    with pytest.raises(mo.SettingError, match=r"HalfNormal prior .*; use groups='explicit'"):
-        mo.fit(FORMULA, careless, priors=exponential, groups="integrate", **quiet)
-    rows = read_formula(FORMULA, careless, **quiet)
-    assert model_for(rows, "logistic", exponential, "explicit").tuning["groups"]["value"]
     infinite = careless.assign(age=np.where(np.arange(len(careless)) == 3, np.inf, 1.0))
     with pytest.raises(mo.DataError, match="'age' holds inf: replace it"):
         mo.fit("well ~ dose + (1 | age)", infinite, **quiet)
+
+
+def test_scales_of_integrated_effects_have_any_priors(frame, x64):
+    """Only half-normal ones, the same for all effects of a factor, were possible."""
+    rows = read_formula("well ~ dose + (dose | ward)", frame, progressbar=False)
+    own = {"group_sd[ward:dose]": mo.priors.Exponential(3), "group_sd": mo.priors.HalfCauchy(1)}
+    targets = []
+    for priors in (own, {"group_sd": mo.priors.HalfNormal(2)}):
+        model = model_for(rows, "logistic", priors, "integrate").model
+        targets.append(mo.models.Target.of(model, model.units(rows))[0])
+        assert rebuild(ModelPredictor(targets[-1].model).to_dict()).model == targets[-1].model
+    t = np.linspace(-1, 1, targets[0].size)
+    gap = np.subtract(*(target.log_priors(t[None])[0] for target in targets))
+    sds = targets[0].reports(t[None])["group_sd"][0]  # the intercepts' first
+
+    def log_ratio(sd, slope):
+        chosen = stats.halfcauchy.logpdf(sd) + stats.expon.logpdf(slope, scale=1 / 3)
+        return chosen - stats.halfnorm.logpdf([sd, slope], scale=2).sum()
+
+    np.testing.assert_allclose(gap, log_ratio(*sds), atol=1e-9)
+    assert abs(gap - log_ratio(*sds[::-1])) > 0.1  # negative control: the other way round
 
 
 # Stores ------------------------------------------------------------------------------------
@@ -330,7 +348,8 @@ def test_the_factor_of_the_most_levels_is_integrated_out():
     held = multilevel(mo.models.Logistic(priors=priors), terms, rows)
     model = held.model
     assert isinstance(model, mo.models.IntegratedEffects)
-    assert (held.how, model.group, model.group_sd) == ("integrate", "plane", (2.0,))
+    assert (held.how, model.group) == ("integrate", "plane")
+    assert model.group_sd == (priors["group_sd"],)
     assert model.family.group_terms == (terms[0],)
     assert dict(model.family.prior_table) == priors
     assert multilevel(mo.models.Logistic(), terms, rows, "explicit").how == "explicit"

@@ -25,7 +25,6 @@ from modicum.models.constraints import (
     unnormalized_lkj,
     unnormalized_lkj_integral,
 )
-from modicum.models.multilevel import multilevel
 from modicum.models.priors.distributions import HalfNormal, as_tree
 from modicum.models.priors.exact import Effects, log_hyper_density
 
@@ -67,13 +66,6 @@ def test_one_standard_deviation_may_have_a_prior_of_its_own(x64):
     sd = targets[0].reports(t[None])["group_sd"][0, 0]
     truth = stats.expon.logpdf(sd, scale=1 / 3) - stats.halfnorm.logpdf(sd, scale=2)
     np.testing.assert_allclose(gap, truth, atol=1e-9)
-
-
-def test_a_prior_of_one_standard_deviation_keeps_effects_explicit():
-    model = M.Logistic(priors={"group_sd[g]": P.HalfNormal(1)})
-    with pytest.raises(mo.SettingError, match=r"priors of their own .* use groups='explicit'"):
-        multilevel(model, [G("g")], rows(), "integrate")
-    assert multilevel(model, [G("g")], rows()).how == "explicit"
 
 
 def test_the_likelihood_is_that_of_the_columns_written_out(x64):

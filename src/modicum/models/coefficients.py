@@ -367,10 +367,13 @@ class CoefficientPriors(BaseModel):
         of_kept = {name: getattr(data, name)[kept] for name in ("x_mean", "x_sd", "x_unit")}
         return replace(data, **of_kept)
 
-    def default_sds(self, term: PooledTerm, rows: Rows) -> tuple[Prior, ...]:
-        """Return the default priors of the standard deviations of a term."""
-        choice = _Choice(self, rows, self._moments(rows, None))
-        return tuple(choice.sd_prior(term, effect) for effect in term.effects)
+    def sd_priors(
+        self, term: PooledTerm, rows: Rows, given: Sequence[Prior | None]
+    ) -> tuple[Prior, ...]:
+        """Return the priors of the standard deviations of a term: those given, or else defaults."""
+        choice = _Choice(self, rows, None if all(given) else self._moments(rows, None))
+        pairs = zip(given, term.effects, strict=True)
+        return tuple(own or choice.sd_prior(term, effect) for own, effect in pairs)
 
     def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
         """Keys that a prior may have, besides columns and their terms, with these group terms."""

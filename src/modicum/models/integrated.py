@@ -43,7 +43,7 @@ from modicum.models.constraints import covariance_factor
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, EffectScale, Labels, Params, unflattened
 from modicum.models.observed import BINARY
-from modicum.models.priors.distributions import LKJ, HalfNormal, is_positive
+from modicum.models.priors.distributions import LKJ, HalfNormal, Prior, is_positive
 from modicum.models.priors.resolved import INTEGRATED, OWN, ModelPriors, PooledPrior
 from modicum.models.terms import (
     INTERCEPT,
@@ -258,13 +258,14 @@ class IntegratedEffects(BaseModel):
     correlated
         Whether the effects of a group may be correlated.
     group_sd
-        Scale of the half-normal prior of the effects' standard deviations: one number, or one per
-        effect (the intercept's first). None: 2.5 in the outcome's unit over that of the column.
+        Prior of the effects' standard deviations, or the scale of a half-normal one: for all, or
+        one per effect (the intercept's first). None: 2.5 in the outcome's unit over that of the
+        column.
     concentration
         Concentration of the LKJ prior of the effects' correlations; 1 is uniform, the default 2.
     nodes
         Quadrature nodes per effect; None: 9, 7 or 5 for one, two or three effects.
-    columns, scales, nodes_at
+    columns, sds, nodes_at
         Set by `resolved` and during a run, not by users.
 
     Examples
@@ -281,14 +282,14 @@ class IntegratedEffects(BaseModel):
     slopes: tuple[str, ...] = ()
     intercept: bool = True
     correlated: bool = True
-    group_sd: float | tuple[float, ...] | None = None
+    group_sd: float | Prior | tuple[float | Prior | None, ...] | None = None
     concentration: Positive = LKJ().eta
     nodes: Annotated[
         Annotated[int, NODE_COUNT] | None,
         "where integrals need more, keep the effects as explicit parameters (groups=)",
     ] = None
     columns: tuple[int, ...] | None = None
-    scales: tuple[float, ...] | None = None
+    sds: tuple[Prior, ...] | None = None
     # Not compared: compiled functions do not read it, and runs share them.
     nodes_at: tuple[float, ...] | None = field(default=None, compare=False)
 
@@ -312,12 +313,14 @@ class IntegratedEffects(BaseModel):
                 f"one to three effects per group can be integrated out, not {self.effects}; keep "
                 "them as explicit parameters (groups=), or let fewer columns vary by group."
             )
-        if self.group_sd is not None:
-            scales = np.atleast_1d(np.asarray(self.group_sd, object))
-            if scales.shape not in ((1,), (self.effects,)) or not all(map(is_positive, scales)):
-                raise SettingError("group_sd must be a positive number, or one per effect.")
-            wide = tuple(float(s) for s in np.broadcast_to(scales, self.effects))
-            object.__setattr__(self, "group_sd", wide)
+        given = np.atleast_1d(np.asarray(self.group_sd, object))
+        sds = [HalfNormal(float(sd)) if is_positive(sd) else sd for sd in given]
+        allowed = [sd is None or getattr(sd, "support", "") == "positive" for sd in sds]
+        if len(sds) not in (1, self.effects) or not all(allowed):
+            raise SettingError(
+                "group_sd must be a positive number, or one per effect, or such priors."
+            )
+        object.__setattr__(self, "group_sd", tuple(sds * (self.effects // len(sds))))
         check_settings(self)
 
     # Units --------------------------------------------------------------------------------
@@ -380,16 +383,20 @@ class IntegratedEffects(BaseModel):
         effects = (*([INTERCEPT] if self.intercept else []), *self.slopes)
         return GroupTerm(self.group, effects, self.correlated)
 
+    @property
+    def given_sds(self) -> tuple[Prior | None, ...]:
+        """The prior of each standard deviation; None for the default."""
+        return self.group_sd  # type: ignore[return-value]  # `__post_init__` made it so
+
     @cached_property
     def whole(self) -> LinearPredictorModel:
         """The family with the prior of the integrated effects, of which it says all but values."""
-        if self.scales is None or self.family.resolved_priors is None:
+        if self.sds is None or self.family.resolved_priors is None:
             raise SettingError(
                 "the default prior of group_sd is in the units of the data, so it needs rows: "
                 "use model.resolved(rows), or give group_sd."
             )
-        sds = tuple(map(HalfNormal, self.scales))
-        own = PooledPrior(self.term, 0, sds, LKJ(self.concentration))
+        own = PooledPrior(self.term, 0, self.sds, LKJ(self.concentration))
         priors = replace(self.family.resolved_priors, integrated=own)
         return replace(self.family, resolved_priors=priors)
 
@@ -459,20 +466,18 @@ class IntegratedEffects(BaseModel):
 
     def resolved(self, rows: Rows) -> IntegratedEffects:
         """Return the model with all priors fixed, and the positions of the varying columns."""
-        if self.scales is not None:
+        if self.sds is not None:
             return self
         members = rows.members
         family = self.family.resolved(members)
         columns = tuple(_column_of_x(members, name) for name in self.slopes)
-        if isinstance(self.group_sd, tuple):
-            return replace(self, family=family, columns=columns, scales=self.group_sd)
-        scales = tuple(prior.numbers[0] for prior in family.default_sds(self.term, members))
-        return replace(self, family=family, columns=columns, scales=scales)
+        sds = family.sd_priors(self.term, members, self.given_sds)
+        return replace(self, family=family, columns=columns, sds=sds)
 
     @property
     def needs_moments(self) -> bool:
         """Whether a prior is in the units of the data."""
-        return self.scales is None and (self.group_sd is None or self.family.needs_moments)
+        return self.sds is None and (not all(self.given_sds) or self.family.needs_moments)
 
     def without_priors(self) -> IntegratedEffects:
         """Return the likelihood alone."""
@@ -483,7 +488,7 @@ class IntegratedEffects(BaseModel):
             slopes=("",) * len(self.slopes),
             group_sd=None,
             concentration=1.0,
-            scales=None,
+            sds=None,
             nodes_at=None,
         )
 

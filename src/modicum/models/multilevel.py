@@ -18,8 +18,8 @@ from modicum.linalg.arrow import MOST_BORDER, MOST_NUMBERS, arrow_fits
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel
-from modicum.models.priors.distributions import LKJ, HalfNormal, Prior, ShrunkPrior, hyphenated
-from modicum.models.priors.resolved import columns_of, require_known, require_support
+from modicum.models.priors.distributions import LKJ, Prior, ShrunkPrior, hyphenated
+from modicum.models.priors.resolved import columns_of, require_known
 from modicum.models.terms import INTERCEPT, GroupTerm, common_columns, tidy_groups
 from modicum.rows import Rows
 
@@ -79,6 +79,7 @@ def multilevel(
     if how not in (None, "explicit", "integrate"):
         raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
     terms = tidy_groups(terms)  # refuses an effect that occurs twice
+    explicit = replace(family, groups=terms)  # refuses priors of the wrong kind
     sizes = _sizes(terms, rows)
     own = _of_coefficients(family, terms)
     obstacle = _obstacle(family, sizes.inner, sizes.beside, own)
@@ -104,7 +105,7 @@ def multilevel(
         why = f"{sizes.all:,} parameters are normal given their scales, and drawn without a chain"
     if how is not None or thin:
         why = "set by hand" if how else f"{obstacle}"
-    return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
+    return Multilevel(explicit, "explicit", why)
 
 
 def _of_coefficients(family: LinearPredictorModel, terms: Sequence[GroupTerm]) -> list[Prior]:
@@ -231,14 +232,6 @@ def _obstacle(
     if any(prior.is_bounded or prior.joint for prior in of_coefficients):
         kind = "coefficients within bounds, or monotonic ones,"
         return f"{kind} cannot be combined with effects that are integrated out"
-    own = {key: by_key[key] for key in ("group_sd", terms[0].field) if key in by_key}
-    for key, prior in own.items():
-        require_support(key, prior, "positive")
-    if any(not isinstance(prior, HalfNormal) for prior in own.values()):
-        return "group_sd must have a HalfNormal prior for effects to be integrated out"
-    single = [key for term in terms for key in term.sd_keys if key in by_key]
-    if single:
-        return f"effects whose sds have priors of their own ({single[0]}) cannot be integrated out"
     return None
 
 
@@ -247,19 +240,21 @@ def _integrated(
 ) -> IntegratedEffects:
     by_key: dict[str, Prior] = dict(family.prior_table)
     field = terms[0].field
-    sd = by_key.pop(field, by_key.get("group_sd"))
+    pairs = [pair for term in terms for pair in zip(term.effects, term.sd_keys, strict=True)]
+    pairs.sort(key=lambda pair: pair[0] != INTERCEPT)
+    of_all = by_key.pop(field, by_key.get("group_sd"))
+    sds = {effect: by_key.pop(key, of_all) for effect, key in pairs}
     correlation = by_key.get("group_cor", LKJ())
     if not others:
         by_key = {key: p for key, p in by_key.items() if key not in ("group_sd", "group_cor")}
-    effects = [effect for term in terms for effect in term.effects]
     # Any: values of fields of the family, of different types
     changes: dict[str, Any] = {"priors": by_key or None, "groups": tuple(others)}
     return IntegratedEffects(
         replace(family, **changes),
         field,
-        slopes=tuple(effect for effect in effects if effect != INTERCEPT),
-        intercept=INTERCEPT in effects,
+        slopes=tuple(effect for effect in sds if effect != INTERCEPT),
+        intercept=INTERCEPT in sds,
         correlated=len(terms) == 1 and terms[0].correlated,
-        group_sd=None if sd is None else sd.numbers[0],
+        group_sd=tuple(sds.values()),
         concentration=correlation.numbers[0],
     )

@@ -20,6 +20,7 @@ from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel, family_of
 from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.networks import CNN, MLP
+from modicum.models.priors.distributions import Prior
 from modicum.models.priors.resolved import ModelPriors, PriorTable
 from modicum.models.terms import GroupTerm, SmoothTerm
 from modicum.models.tracing import AsTraced, digest_of, evaluated, explained
@@ -151,6 +152,8 @@ HELD: dict[str, object] = {  # the types of settings that hold more than numbers
     "coding": Coding | None,
     "groups": tuple[GroupTerm, ...],
     "smooths": tuple[SmoothTerm, ...],
+    "group_sd": tuple[Prior | None, ...] | None,
+    "sds": tuple[Prior, ...] | None,
 }
 
 
