@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -15,6 +16,12 @@ PACKAGES = (
     *("modicum", "jax", "jaxlib", "numpy", "scipy", "blackjax", "numpyro", "statsmodels", "glum"),
     *("pymc", "nutpie", "bambi", "gpboost", "pdmp-jax"),
 )
+R_PACKAGES = ("lme4", "glmmTMB", "mgcv")
+ASK_R = f"""
+cat("R", paste(R.version[c("major", "minor")], collapse = "."), "\\n")
+for (name in c{R_PACKAGES}) if (nzchar(system.file(package = name)))
+  cat(name, as.character(packageVersion(name)), "\\n")
+"""
 
 
 def describe_machine() -> dict[str, Any]:
@@ -30,7 +37,7 @@ def describe_machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "device": f"{device.platform}: {device.device_kind}",
         "python": ".".join(str(part) for part in sys.version_info[:3]),
-        "versions": {name: v for name in PACKAGES if (v := _version(name))},
+        "versions": {name: v for name in PACKAGES if (v := _version(name))} | _versions_of_r(),
     }
 
 
@@ -100,6 +107,15 @@ def _processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def _versions_of_r() -> dict[str, str]:
+    """Return the versions of R and of its packages that are peers, if it is installed."""
+    rscript = shutil.which("Rscript")
+    if rscript is None:
+        return {}
+    said = subprocess.run([rscript, "-e", ASK_R], capture_output=True, text=True).stdout
+    return dict(line.split() for line in said.splitlines())
 
 
 def _version(name: str) -> str | None:

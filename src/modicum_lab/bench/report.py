@@ -44,8 +44,8 @@ LEGEND = (
 
 
 SEVERAL_RUNS = (
-    "Problems were run at different times: each part says when, on what and how. Ratios are of "
-    "times of one run."
+    "Problems were run at different times: each part says of which problems it is, when, on what "
+    "and how they were run. Ratios are of times of one run."
 )
 
 
@@ -60,9 +60,12 @@ def markdown(results: Results, pictures: Sequence[str] = ()) -> str:
         LEGEND,
     ]
     for about, run in runs.items():
-        parts += [f"## Run of {when(about)}", about] if len(runs) > 1 else []
-        parts += [_problem(name, run).markdown() for name in _several(run)]
-        parts += [table.markdown() for table in _scaling(run) if len(table.rows) > 1]
+        problems, growing = _several(run), [t for t in _scaling(run) if len(t.rows) > 1]
+        named = [*problems, *(["Modicum as sizes grow"] if growing else [])]
+        if named and len(runs) > 1:
+            parts += [f"## {', '.join(named)} ({when(about)})", about]
+        parts += [_problem(name, run).markdown() for name in problems]
+        parts += [table.markdown() for table in growing]
     left = _left_out(results)
     if left:
         listed = "\n".join(f"- {sentence}" for sentence in left)

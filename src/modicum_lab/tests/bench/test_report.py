@@ -99,17 +99,17 @@ def test_every_contender_is_drawn(tmp_path):
 
 
 def test_problems_that_are_not_run_again_stay_with_their_run():
-    earlier = results(
-        [measurements("higgs-100k", "modicum"), measurements("covertype", "modicum", rate=7.0)]
-    )
+    first = [("higgs-100k", "modicum"), ("higgs-100k", "laplace"), ("covertype", "modicum")]
+    earlier = results([measurements(*each, rate=7.0) for each in first])
     again = [measurements("covertype", name, rate=11.0) for name in ("modicum", "laplace")]
     now = results(again)
     now.machine = MACHINE | {"date": "2026-02-02 00:00 UTC", "processor": "another"}
     both = now.after(earlier)
-    assert [m.problem for m in both.measured] == ["higgs-100k", "covertype", "covertype"]
-    assert both.measured[1].middle("rate") == pytest.approx(11.0)
+    assert [m.problem for m in both.measured] == ["higgs-100k"] * 2 + ["covertype"] * 2
+    assert both.measured[2].middle("rate") == pytest.approx(11.0)
     page = markdown(both)
-    first, second = page.index("## Run of 2026-01-01"), page.index("## Run of 2026-02-02")
+    first = page.index("## higgs-100k (2026-01-01)")
+    second = page.index("## covertype (2026-02-02)")
     assert first < page.index("on a processor") < second < page.index("on another")
     assert page.index("### the problem covertype") > second
     assert markdown(from_json(to_json(both))) == page
@@ -122,6 +122,16 @@ def test_the_machine_is_described():
     assert set(about) == set(MACHINE)
     assert f"{about['cores']} cores" in in_words(about)
     json.dumps(about)
+
+
+def test_versions_of_r_and_its_packages_are_in_the_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert "R" not in describe_machine()["versions"]
+    program = tmp_path / "Rscript"
+    program.write_text("#!/bin/sh\necho R 4.2.2\necho lme4 1.1.31\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    assert in_words(describe_machine()).endswith("R 4.2.2, lme4 1.1.31.")
 
 
 def test_a_problem_without_reference_is_reported():
