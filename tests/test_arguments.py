@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from modicum.arguments import INSTEAD, OTHER_NAMES
 from modicum.errors import ModicumWarning, UnknownArgumentError, argument, as_options, warn
@@ -19,31 +20,27 @@ TABLE = {"x": [0.0, 1.0, 2.0], "y": [0, 1, 0]}
 ROWS = mo.Rows(x=np.ones((3, 1)), y=np.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("foreign", "words"),
-    [
-        ("n_chains", "fit() has no argument 'n_chains': it is called chains here."),
-        ("prior", "it is called priors here."),
-        ("df", "it is called data here."),
-        ("iter", "give tune and draws, per chain."),
-        ("exposure", "add offset(log(COLUMN)) to the formula"),
-        ("sigma", "mo.models.Gaussian(scale=...)"),
-        ("drwas", "fit() has no argument 'drwas' (did you mean 'draws'?)."),
-        ("zzz", "it has formula, data, family, priors"),
-    ],
+@cases(
+    "foreign words",
+    ("n_chains", "fit() has no argument 'n_chains': it is called chains here."),
+    ("prior", "it is called priors here."),
+    ("df", "it is called data here."),
+    ("iter", "give tune and draws, per chain."),
+    ("exposure", "add offset(log(COLUMN)) to the formula"),
+    ("sigma", "mo.models.Gaussian(scale=...)"),
+    ("drwas", "fit() has no argument 'drwas' (did you mean 'draws'?)."),
+    ("zzz", "it has formula, data, family, priors"),
 )
 def test_fit_says_what_an_argument_is_called(foreign, words):
     refused(UnknownArgumentError, re.escape(words), mo.fit, "y ~ x", TABLE, **{foreign: 1})
 
 
-@pytest.mark.parametrize(
-    ("foreign", "words"),
-    [
-        ("df", "it is called rows here"),
-        ("priors", "mo.models.Logistic(priors={...})"),
-        ("sample_weight", "mo.Rows(x=X, y=y, weight=w)"),
-        ("n_chains", "sample() has no argument 'n_chains': it is called chains here."),
-    ],
+@cases(
+    "foreign words",
+    ("df", "it is called rows here"),
+    ("priors", "mo.models.Logistic(priors={...})"),
+    ("sample_weight", "mo.Rows(x=X, y=y, weight=w)"),
+    ("n_chains", "sample() has no argument 'n_chains': it is called chains here."),
 )
 def test_sample_has_answers_of_its_own(foreign, words):
     # like Python's own error
@@ -52,19 +49,17 @@ def test_sample_has_answers_of_its_own(foreign, words):
         refused(TypeError, re.escape(words), mo.digest, mo.models.Logistic(), ROWS, **{foreign: 1})
 
 
-@pytest.mark.parametrize(
-    ("question", "foreign", "words"),
-    [
-        ("summary", "var_names", "summary() has no argument 'var_names': it is called names here."),
-        ("summary", "hdi_prob", "intervals are equal-tailed here: prob=..."),
-        ("summary", "round_to", "summary().round(2)"),
-        ("predict", "newdata", "predict() has no argument 'newdata': it is called rows here."),
-        ("predict", "type", "predictive() draws outcomes"),
-        ("predict", "missing", "drop rows with missing values beforehand, as by table.dropna()"),
-        ("predict", "allow_new_levels", "groups='any' takes new groups"),
-        ("predictive", "num_samples", "it is called draws here."),
-        ("predictive", "re_formula", "'known', 'new' or 'any'"),
-    ],
+@cases(
+    "question foreign words",
+    ("summary", "var_names", "summary() has no argument 'var_names': it is called names here."),
+    ("summary", "hdi_prob", "intervals are equal-tailed here: prob=..."),
+    ("summary", "round_to", "summary().round(2)"),
+    ("predict", "newdata", "predict() has no argument 'newdata': it is called rows here."),
+    ("predict", "type", "predictive() draws outcomes"),
+    ("predict", "missing", "drop rows with missing values beforehand, as by table.dropna()"),
+    ("predict", "allow_new_levels", "groups='any' takes new groups"),
+    ("predictive", "num_samples", "it is called draws here."),
+    ("predictive", "re_formula", "'known', 'new' or 'any'"),
 )
 def test_so_have_questions_to_a_posterior(question, foreign, words):
     with pytest.raises(UnknownArgumentError, match=re.escape(words)):
@@ -123,20 +118,18 @@ def test_options_of_the_command_line_are_named_in_their_own_thread_only():
         assert argument("groups", "new") == "groups='new'"
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (
-            lambda: mo.NUTS(target_accept=2),
-            "target_accept must be a number between 0 and 1 or None, not 2; 0.8 is usual.",
-        ),
-        (lambda: mo.HMC(trajectory=0), "must be a positive number, not 0; 1.2 is usual."),
-        (lambda: mo.HMCECS(ddof=0), "estimator='paper'"),
-        (lambda: mo.HMCECS(fused=False), "expert settings of HMC-ECS: mo.HMCECS(expert="),
-        (lambda: mo.NUTS(adapt_delta=0.9), "mo.NUTS(target_accept=...)"),
-        (lambda: mo.SignedHMCECS(centre="c"), "not 'c'; None chooses it automatically."),
-        (lambda: mo.priors.default(ROWS, 3), "family must be a name or a family, not int."),
-    ],
+@cases(
+    "make sentence",
+    (
+        lambda: mo.NUTS(target_accept=2),
+        "target_accept must be a number between 0 and 1 or None, not 2; 0.8 is usual.",
+    ),
+    (lambda: mo.HMC(trajectory=0), "must be a positive number, not 0; 1.2 is usual."),
+    (lambda: mo.HMCECS(ddof=0), "estimator='paper'"),
+    (lambda: mo.HMCECS(fused=False), "expert settings of HMC-ECS: mo.HMCECS(expert="),
+    (lambda: mo.NUTS(adapt_delta=0.9), "mo.NUTS(target_accept=...)"),
+    (lambda: mo.SignedHMCECS(centre="c"), "not 'c'; None chooses it automatically."),
+    (lambda: mo.priors.default(ROWS, 3), "family must be a name or a family, not int."),
 )
 def test_refusals_of_settings_keep_their_hints(make, sentence):
     refused(mo.SettingError, re.escape(sentence), make)

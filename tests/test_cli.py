@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.command import done, failed, run
 from helpers.refusals import refused, unwarned
 from helpers.slow import slowly
@@ -173,21 +174,19 @@ def test_summary_of_a_saved_run(fitted, csv, tmp_path):
 COLUMNS, FORMULA = ("--outcome", "well", "--predictors", "dose"), ("well ~ dose",)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ((), "--outcome"),
-        ((*COLUMNS, "--scale", "2"), "--scale does not apply"),
-        ((*COLUMNS, "--groups", "explicit"), "needs a formula with group terms"),
-        ((*FORMULA, "--groups", "some"), "must be explicit or integrate"),
-        ((*FORMULA, "--set", "desing=u"), "did you mean 'design'"),
-        ((*FORMULA, "--set", "design=best"), "design must be"),
-        ((*FORMULA, "--method", "hmc", "--set", "trajectory=0"), "trajectory must be"),
-        ((*FORMULA, "--method", "nuts", "--set", "subsample=3"), "is not a setting of nuts"),
-        ((*FORMULA, "--outcome", "well"), "leave out --outcome"),
-        ((*FORMULA, "--no-intercept"), "write '0 +'"),
-        ((*FORMULA, "--missing", "no"), "--missing must be"),
-    ],
+@cases(
+    "options said",
+    ((), "--outcome"),
+    ((*COLUMNS, "--scale", "2"), "--scale does not apply"),
+    ((*COLUMNS, "--groups", "explicit"), "needs a formula with group terms"),
+    ((*FORMULA, "--groups", "some"), "must be explicit or integrate"),
+    ((*FORMULA, "--set", "desing=u"), "did you mean 'design'"),
+    ((*FORMULA, "--set", "design=best"), "design must be"),
+    ((*FORMULA, "--method", "hmc", "--set", "trajectory=0"), "trajectory must be"),
+    ((*FORMULA, "--method", "nuts", "--set", "subsample=3"), "is not a setting of nuts"),
+    ((*FORMULA, "--outcome", "well"), "leave out --outcome"),
+    ((*FORMULA, "--no-intercept"), "write '0 +'"),
+    ((*FORMULA, "--missing", "no"), "--missing must be"),
 )
 def test_what_cannot_be_fitted_is_one_line(csv, tmp_path, options, said):
     assert said in failed("fit", csv, *options, "--out", tmp_path / "run")
@@ -214,14 +213,12 @@ def test_families_by_name():
     assert build_model("ordinal", {}, ["classes=4"]) == mo.models.Ordinal(classes=4)
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "settings", "words"),
-    [
-        ("poisson", {"quantile": 0.9}, [], "--quantile does not apply to the family poisson"),
-        ("poisson", {}, ["df=3"], "--family-set df=3 is not a setting of the family poisson"),
-        ("student-t", {}, ["priors=3"], "a setting of the family student-t.*scale, scale_prior"),
-        ("student-t", {"df": 3.0}, ["df=4"], "df is given by --df and by --family-set"),
-    ],
+@cases(
+    "family options settings words",
+    ("poisson", {"quantile": 0.9}, [], "--quantile does not apply to the family poisson"),
+    ("poisson", {}, ["df=3"], "--family-set df=3 is not a setting of the family poisson"),
+    ("student-t", {}, ["priors=3"], "a setting of the family student-t.*scale, scale_prior"),
+    ("student-t", {"df": 3.0}, ["df=4"], "df is given by --df and by --family-set"),
 )
 def test_unknown_settings_of_families_are_refused(family, options, settings, words):
     refused(mo.SettingError, words, build_model, family, options, settings)

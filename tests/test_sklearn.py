@@ -17,6 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import modicum as mo
 import modicum.sklearn
+from helpers.cases import cases
 from helpers.refusals import refused
 from helpers.slow import slowly
 from helpers.targets import TIMES, class_rows, gaussian_rows, logistic_rows, poisson_rows
@@ -244,22 +245,18 @@ def test_counts_over_exposures_are_counts(tmp_path):
     assert np.any(np.abs(plain.coef_ - truth.mean("beta")) > TIMES * error)
 
 
-@pytest.mark.parametrize(
-    ("family", "words"),
-    [
-        ("logistic", "use LogisticRegression"),
-        ("binomial", "needs y and trials"),
-        ("gama", "no family 'gama'"),
-        (3, "must be a name"),
-    ],
+@cases(
+    "family words",
+    ("logistic", "use LogisticRegression"),
+    ("binomial", "needs y and trials"),
+    ("gama", "no family 'gama'"),
+    (3, "must be a name"),
 )
 def test_families_that_are_not_for_it(family, words):
     refused(mo.SettingError, words, Regressor(family).fit, np.eye(3), np.arange(3.0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [LogisticRegression, LinearRegression, PoissonRegressor, Regressor]
-)
+@cases("kind", LogisticRegression, LinearRegression, PoissonRegressor, Regressor)
 def test_scikit_learns_own_checks(kind):
     check_estimator(kind(**SHORTEST))

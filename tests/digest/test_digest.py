@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.compiling import optimised_chains
 from helpers.disks import change_page
 from helpers.refusals import refused, unwarned
@@ -148,15 +149,13 @@ def test_methods_that_need_all_rows_are_refused(digest):
         mo.sample(MODEL, digest, method=mo.HMCECS(expert=mo.ECSExpert(tuning="paper")), **RUN)
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "settings", "sentence"),
-    [
-        ("logistic", None, {}, "must be a model"),
-        (MODEL, {"x": [1.0]}, {}, "must be mo.Rows"),
-        (MODEL, None, {"size": 0}, "size must be a whole number"),
-        (MODEL, None, {"like": 3}, "like must be another digest"),
-        (mo.models.MLP((4,)), None, {}, "has no mode"),
-    ],
+@cases(
+    "model data settings sentence",
+    ("logistic", None, {}, "must be a model"),
+    (MODEL, {"x": [1.0]}, {}, "must be mo.Rows"),
+    (MODEL, None, {"size": 0}, "size must be a whole number"),
+    (MODEL, None, {"like": 3}, "like must be another digest"),
+    (mo.models.MLP((4,)), None, {}, "has no mode"),
 )
 def test_what_cannot_be_digested_is_a_clear_error(rows, model, data, settings, sentence):
     with pytest.raises(mo.SettingError, match=sentence):
@@ -451,24 +450,22 @@ def swap(first, second):
     return change
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        lambda p: p.update(version=99),
-        lambda p: p.update(format="modicum posterior"),
-        lambda p: p.update(rows=-3),
-        lambda p: p.update(rows="many"),
-        lambda p: p["description"].update(rows=7),
-        lambda p: p["description"].update(columns=["a"]),
-        lambda p: p.update(arrays={"dict": []}),
-        lambda p: p.update(fields={"dict": []}),
-        lambda p: p.update(ledger=[]),
-        lambda p: p.update(notes=[{"code": 1}]),
-        lambda p: p.update(units={"dict": [["weight", 1.0]]}),
-        swap("point", "size"),
-        swap("stratum", "part"),
-        swap("size", "drawn"),
-    ],
+    lambda p: p.update(version=99),
+    lambda p: p.update(format="modicum posterior"),
+    lambda p: p.update(rows=-3),
+    lambda p: p.update(rows="many"),
+    lambda p: p["description"].update(rows=7),
+    lambda p: p["description"].update(columns=["a"]),
+    lambda p: p.update(arrays={"dict": []}),
+    lambda p: p.update(fields={"dict": []}),
+    lambda p: p.update(ledger=[]),
+    lambda p: p.update(notes=[{"code": 1}]),
+    lambda p: p.update(units={"dict": [["weight", 1.0]]}),
+    swap("point", "size"),
+    swap("stratum", "part"),
+    swap("size", "drawn"),
 )
 def test_hostile_files_are_refused(tmp_path, digest, change):
     digest.save(tmp_path / "made")

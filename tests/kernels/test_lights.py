@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.cases import cases
 from helpers.slow import slowly
 from helpers.targets import TIMES
 from modicum.kernels.firefly import (
@@ -77,17 +78,13 @@ def wrong_by(update, rate, proposals=N, capacity=N, many=20_000):
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    ("update", "rate", "room"),
-    [
-        *((implicit, 0.1, {}), (explicit, 0.6, {})),
-        *((implicit, 0.4, {"proposals": 1}), (implicit, 0.4, {"capacity": 2})),
-        *slowly((implicit, 0.6, {}), (explicit, 0.1, {})),
-        *slowly((implicit, 0.4, {"proposals": 2}), (implicit, 0.4, {"capacity": 1})),
-        *slowly(
-            *((explicit, 0.4, {name: k}) for name in ("proposals", "capacity") for k in (1, 2))
-        ),
-    ],
+@cases(
+    "update rate room",
+    *((implicit, 0.1, {}), (explicit, 0.6, {})),
+    *((implicit, 0.4, {"proposals": 1}), (implicit, 0.4, {"capacity": 2})),
+    *slowly((implicit, 0.6, {}), (explicit, 0.1, {})),
+    *slowly((implicit, 0.4, {"proposals": 2}), (implicit, 0.4, {"capacity": 1})),
+    *slowly(*((explicit, 0.4, {name: k}) for name in ("proposals", "capacity") for k in (1, 2))),
 )
 def test_an_update_leaves_the_law_invariant_however_little_room_there_is(update, rate, room, x64):
     """Without room for more bright rows, the law is that of fewer."""
@@ -119,13 +116,11 @@ def heedless_of_the_way_back(key, seen):
     return implicit(key, seen)._replace(possible=seen.complete)
 
 
-@pytest.mark.parametrize(
-    ("update", "proposals"),
-    [
-        (without_ratio, N),
-        *slowly((one_after_the_other, N), (heedless_of_room, 1)),
-        (heedless_of_the_way_back, 1),
-    ],
+@cases(
+    "update proposals",
+    (without_ratio, N),
+    *slowly((one_after_the_other, N), (heedless_of_room, 1)),
+    (heedless_of_the_way_back, 1),
 )
 def test_careless_updates_are_caught(update, proposals, x64):
     assert wrong_by(update, 0.4, proposals) > 2 * TIMES

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from helpers.sg_simulation import composed, context_of, simulate
 from helpers.slow import slowly
@@ -66,9 +67,7 @@ closed = partial(faults, other=EXACT)
 # EWSG --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("weights", "steps", "batch", "h"), [QUICK, *slowly(*sorted(TABLE.keys() - {QUICK}))]
-)
+@cases("weights steps batch h", QUICK, *slowly(*sorted(TABLE.keys() - {QUICK})))
 def test_ewsg_has_the_moments_of_an_independent_simulation(weights, steps, batch, h):
     key = weights, steps, batch, h
     # with 1,000 chains its error equals that of the other side
@@ -112,9 +111,7 @@ def test_a_shared_key_is_noticed():
     assert faults(shared, momentum=UNIFORM) == []  # equal candidates: uniform batches
 
 
-@pytest.mark.parametrize(
-    ("weights", "known"), [("exponential", (1.077, 0.243)), ("linear", (1.054, 0.012))]
-)
+@cases("weights known", ("exponential", (1.077, 0.243)), ("linear", (1.054, 0.012)))
 @pytest.mark.slow
 def test_overdamped_ewsg(weights, known):
     method = mo.EWSGLD(batch=1, weights=weights)
@@ -153,14 +150,12 @@ E = np.sqrt(0.001)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "integrator", "h", "known"),
-    [
-        (mo.SGHMC(friction=10.0, batch=1), None, 0.01, None),
-        (mo.BAOAB(friction=10.0, batch=1), None, 0.01, None),
-        (mo.SGHMC(batch=5), Friction(0.1 / E), E, 1.337),
-        (mo.SGHMC(batch=5), Friction(0.1 / E, noise=E * NOISE_OF_5 / 2), E, 1.0),
-    ],
+@cases(
+    "method integrator h known",
+    (mo.SGHMC(friction=10.0, batch=1), None, 0.01, None),
+    (mo.BAOAB(friction=10.0, batch=1), None, 0.01, None),
+    (mo.SGHMC(batch=5), Friction(0.1 / E), E, 1.337),
+    (mo.SGHMC(batch=5), Friction(0.1 / E, noise=E * NOISE_OF_5 / 2), E, 1.0),
     ids=["sghmc", "baoab", "friction", "friction that knows the noise"],
 )
 def test_underdamped_methods_with_uniform_rows(method, integrator, h, known):

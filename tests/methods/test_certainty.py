@@ -9,6 +9,7 @@ import pytest
 
 import modicum as mo
 from helpers import toy
+from helpers.cases import cases
 from helpers.coded import pair
 from helpers.expansion import Expansion
 from helpers.interrupted import planned
@@ -238,17 +239,15 @@ def test_they_are_counted_and_explained(small, fitted):
     assert "would not save a tenth" in without.tuning["certainty"]["why"]
 
 
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        (mo.HMCECS(design="uniform", subsample=100), "design='uniform'"),
-        (mo.HMCECS(subsample=100), "subsample is set by hand"),
-        (mo.SignedHMCECS(products=20), "products is set by hand"),
-        (mo.SGLDCV(design="uniform"), "design='uniform'"),
-        (mo.SGLDCV(step_size=1e-3), "step_size is set by hand"),
-        (mo.SGLDCV(), "gradient noise is small"),
-        (mo.SGLD(step_size=1e-4), "no control variates"),
-    ],
+@cases(
+    "method words",
+    (mo.HMCECS(design="uniform", subsample=100), "design='uniform'"),
+    (mo.HMCECS(subsample=100), "subsample is set by hand"),
+    (mo.SignedHMCECS(products=20), "products is set by hand"),
+    (mo.SGLDCV(design="uniform"), "design='uniform'"),
+    (mo.SGLDCV(step_size=1e-3), "step_size is set by hand"),
+    (mo.SGLDCV(), "gradient noise is small"),
+    (mo.SGLD(step_size=1e-4), "no control variates"),
 )
 def test_none_are_taken_where_they_are_not_asked_for(method, words):
     chosen = planned(M.Logistic(), logistic_rows(3_000), method)[0].tuning["certainty"]
@@ -256,18 +255,16 @@ def test_none_are_taken_where_they_are_not_asked_for(method, words):
     assert words in chosen["why"]
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda: mo.HMCECS(certainty=5, expert=mo.ECSExpert(tuning="paper")),
-            "leave `certainty` out",
-        ),
-        (lambda: planned(*SMALL, mo.HMCECS(certainty=600)), "leaves none of 600 rows"),
-        (lambda: planned(*SMALL, mo.SGLDCV(certainty=600)), "leaves none of 600 rows"),
-        (lambda: planned(*SMALL, mo.SGLD(certainty=9)), "control variates"),
-        (lambda: planned(*SMALL, mo.SGLDCV(certainty=9, design="stratified")), "certainty=0"),
-    ],
+@cases(
+    "make words",
+    (
+        lambda: mo.HMCECS(certainty=5, expert=mo.ECSExpert(tuning="paper")),
+        "leave `certainty` out",
+    ),
+    (lambda: planned(*SMALL, mo.HMCECS(certainty=600)), "leaves none of 600 rows"),
+    (lambda: planned(*SMALL, mo.SGLDCV(certainty=600)), "leaves none of 600 rows"),
+    (lambda: planned(*SMALL, mo.SGLD(certainty=9)), "control variates"),
+    (lambda: planned(*SMALL, mo.SGLDCV(certainty=9, design="stratified")), "certainty=0"),
 )
 def test_settings_that_make_no_sense(make, words):
     with pytest.raises(mo.SettingError, match=words) as caught:
@@ -284,13 +281,11 @@ POOR = {"anchor": toy.poor_anchor(), "subsample": 40, "blocks": 20, "refreshes":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     "method",
-    [
-        mo.HMCECS(certainty=300, **POOR),
-        mo.HMCECS(certainty=300, design="uniform", exact="delayed", **POOR),
-        mo.SignedHMCECS(certainty=300, anchor=toy.poor_anchor()),
-    ],
+    mo.HMCECS(certainty=300, **POOR),
+    mo.HMCECS(certainty=300, design="uniform", exact="delayed", **POOR),
+    mo.SignedHMCECS(certainty=300, anchor=toy.poor_anchor()),
     ids=["perturbed", "delayed", "signed"],
 )
 def test_the_toy_posterior(method):

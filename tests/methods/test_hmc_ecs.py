@@ -8,6 +8,7 @@ import pytest
 
 import modicum as mo
 from helpers import toy
+from helpers.cases import cases
 from helpers.interrupted import planned
 from helpers.pilots import small_pilots
 from helpers.quadrature import moments
@@ -51,12 +52,10 @@ def by_all_rows(request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     "method",
-    [
-        *(mo.HMCECS(order=1), mo.HMCECS(order=2)),
-        *(mo.SignedHMCECS(design="weighted"), mo.SignedHMCECS(design="uniform")),
-    ],
+    *(mo.HMCECS(order=1), mo.HMCECS(order=2)),
+    *(mo.SignedHMCECS(design="weighted"), mo.SignedHMCECS(design="uniform")),
     ids=["order 1", "order 2", "signed", "signed, uniform rows"],
 )
 def test_families_against_all_rows(by_all_rows, method):
@@ -252,24 +251,22 @@ HIGH = {"variance_estimate": np.full((2, 400), 6.0)}
 FAR = {"position": np.full((2, 400, 3), [0.0, 1.4, 0.0])}
 
 
-@pytest.mark.parametrize(
-    ("code", "changes", "settings", "words"),
-    [
-        ("variance-high", HIGH, {}, "exceeded 3 .*subsample=300"),
-        ("variance-high", {"variance_estimate": np.full((2, 400), 600.0)}, {}, "'nuts' on all"),
-        ("variance-high", HIGH, {"m": 71_940}, "'nuts'"),
-        (
-            "refreshes-refused",
-            {"acceptance_rate_u": np.full((2, 400), 0.05)},
-            {"m": 20},
-            r"5% of the subsample refreshes.*=100\)",
-        ),
-        ("anchor-far", FAR, {}, "1.4 posterior sd from the mode, .*'nuts' on all"),
-        ("anchor-far", FAR, {"anchor": [0.0]}, 'anchor="mode"'),
-        ("anchor-far", FAR, {"studied": np.zeros((60, 3))}, "from the pilot draws by which rows"),
-        ("subsample-slow", {"difference_estimate": slow_walk()}, {}, "raise `refreshes`"),
-        ("subsample-slow", {"difference_estimate": slow_walk()}, {"refreshes": 20}, "more draws"),
-    ],
+@cases(
+    "code changes settings words",
+    ("variance-high", HIGH, {}, "exceeded 3 .*subsample=300"),
+    ("variance-high", {"variance_estimate": np.full((2, 400), 600.0)}, {}, "'nuts' on all"),
+    ("variance-high", HIGH, {"m": 71_940}, "'nuts'"),
+    (
+        "refreshes-refused",
+        {"acceptance_rate_u": np.full((2, 400), 0.05)},
+        {"m": 20},
+        r"5% of the subsample refreshes.*=100\)",
+    ),
+    ("anchor-far", FAR, {}, "1.4 posterior sd from the mode, .*'nuts' on all"),
+    ("anchor-far", FAR, {"anchor": [0.0]}, 'anchor="mode"'),
+    ("anchor-far", FAR, {"studied": np.zeros((60, 3))}, "from the pilot draws by which rows"),
+    ("subsample-slow", {"difference_estimate": slow_walk()}, {}, "raise `refreshes`"),
+    ("subsample-slow", {"difference_estimate": slow_walk()}, {"refreshes": 20}, "more draws"),
 )
 def test_each_guard_looks_back_and_gives_a_remedy_that_can_be_followed(
     code, changes, settings, words
@@ -302,15 +299,13 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
     assert any("too few" in note and "mode" in note for note in map(str, plan.notes))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"subsample": 100, "blocks": 30}, "use 120 rows"),
-        ({"design": "stratified"}, "'uniform' or 'weighted'"),
-        ({"exact": "delayed", "inner": "nuts"}, "reversible"),
-        ({"expert": mo.ECSExpert(tuning="paper"), "anchor": [0.0]}, "its own anchor"),
-        ({"expert": mo.ECSExpert(integrator="split"), "inner": "nuts"}, "for inner='hmc'"),
-    ],
+@cases(
+    "settings words",
+    ({"subsample": 100, "blocks": 30}, "use 120 rows"),
+    ({"design": "stratified"}, "'uniform' or 'weighted'"),
+    ({"exact": "delayed", "inner": "nuts"}, "reversible"),
+    ({"expert": mo.ECSExpert(tuning="paper"), "anchor": [0.0]}, "its own anchor"),
+    ({"expert": mo.ECSExpert(integrator="split"), "inner": "nuts"}, "for inner='hmc'"),
 )
 def test_wrong_settings_are_refused_with_a_reason(settings, words):
     assert "\n" not in refused(mo.SettingError, words, mo.HMCECS, **settings)

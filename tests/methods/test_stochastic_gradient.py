@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.compiling import optimised_chains
 from helpers.refusals import refused, unwarned
 from helpers.slow import slowly
@@ -36,19 +37,17 @@ def sample(method, target=None, **settings):
 # Budgets -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "passes", "rows", "iterations"),
-    [
-        (mo.SGLD(batch=1), 30, 20, 600),
-        (mo.EWSG(batch=1), 30, 20, 300),
-        (mo.EWSG(batch=1, index_steps=9), 30, 20, 60),
-        (mo.EWSGLD(batch=1, weights="linear"), 30, 20, 200),
-        (mo.SGHMC(batch=50), 1, 464_809, 9296),
-        (mo.SVRGLD(batch=1, every=20), 30, 20, 200),  # 20 a snapshot, 2 a step: 60 a round
-        (mo.SVRGLD(batch=1, every=20), 2, 20, 10),
-        (mo.SVRGLD(batch=1, every=20), 1, 20, 0),
-        (mo.EWSGSVRG(batch=2, every=5), 4, 30, 7),  # a round of 30 + 5 * 8, then 30 + 2 * 8
-    ],
+@cases(
+    "method passes rows iterations",
+    (mo.SGLD(batch=1), 30, 20, 600),
+    (mo.EWSG(batch=1), 30, 20, 300),
+    (mo.EWSG(batch=1, index_steps=9), 30, 20, 60),
+    (mo.EWSGLD(batch=1, weights="linear"), 30, 20, 200),
+    (mo.SGHMC(batch=50), 1, 464_809, 9296),
+    (mo.SVRGLD(batch=1, every=20), 30, 20, 200),  # 20 a snapshot, 2 a step: 60 a round
+    (mo.SVRGLD(batch=1, every=20), 2, 20, 10),
+    (mo.SVRGLD(batch=1, every=20), 1, 20, 0),
+    (mo.EWSGSVRG(batch=2, every=5), 4, 30, 7),  # a round of 30 + 5 * 8, then 30 + 2 * 8
 )
 def test_gradients_are_counted_as_in_the_ewsg_paper(method, passes, rows, iterations):
     assert method.iterations(passes, rows) == iterations
@@ -63,13 +62,11 @@ def test_a_budget_in_passes_is_kept_to_the_row():
     assert 0 < post.tuning["index_acceptance"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        ({"passes": 3}, "differ in cost"),
-        ({"method": "sgld", "passes": 3, "draws": 10}, "either draws or passes"),
-        ({"method": "sgld", "passes": 0.01}, "are too few for a single draw"),
-    ],
+@cases(
+    "settings word",
+    ({"passes": 3}, "differ in cost"),
+    ({"method": "sgld", "passes": 3, "draws": 10}, "either draws or passes"),
+    ({"method": "sgld", "passes": 0.01}, "are too few for a single draw"),
 )
 def test_budgets_that_cannot_be(settings, word):
     target = location()
@@ -135,14 +132,10 @@ def test_the_chosen_step_gives_the_posterior_to_its_stated_bias(method):
     assert np.all(np.abs(at - known) <= TIMES * error)
 
 
-@pytest.mark.parametrize(
-    ("method", "known"),
-    [
-        (mo.SVRGLD(step_size=0.02, batch=5, every=20, whiten=False), 1.111),
-        *slowly(
-            (mo.EWSGSVRG(step_size=0.01, friction=10.0, batch=1, every=10, whiten=False), 1.026)
-        ),
-    ],
+@cases(
+    "method known",
+    (mo.SVRGLD(step_size=0.02, batch=5, every=20, whiten=False), 1.111),
+    *slowly((mo.EWSGSVRG(step_size=0.01, friction=10.0, batch=1, every=10, whiten=False), 1.026)),
     ids=lambda value: getattr(value, "name", None),
 )
 def test_snapshots_leave_only_the_integrators_error(method, known):
@@ -209,33 +202,29 @@ def test_many_parameters_in_single_precision():
         refused(mo.SettingError, word, sample, mo.SGLD(**settings), target)
 
 
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: mo.EWSG(x="zero", weights="linear"), "all equal"),
-        (lambda: mo.SGHMC(period=5), 'belong to form="friction"'),
-        (lambda: mo.StochasticGradient(estimator="tailor"), "did you mean 'taylor'"),
-        (
-            lambda: mo.StochasticGradient(
-                integrator="langevin", selector=mo.kernels.stochastic_gradient.Exponential(x="rest")
-            ),
-            "needs a momentum",
+@cases(
+    "make word",
+    (lambda: mo.EWSG(x="zero", weights="linear"), "all equal"),
+    (lambda: mo.SGHMC(period=5), 'belong to form="friction"'),
+    (lambda: mo.StochasticGradient(estimator="tailor"), "did you mean 'taylor'"),
+    (
+        lambda: mo.StochasticGradient(
+            integrator="langevin", selector=mo.kernels.stochastic_gradient.Exponential(x="rest")
         ),
-    ],
+        "needs a momentum",
+    ),
 )
 def test_settings_that_make_no_sense_are_refused(make, word):
     refused(mo.SettingError, word, make)
 
 
-@pytest.mark.parametrize(
-    ("method", "word"),
-    [
-        (mo.SGLD(whiten=False), "in raw parameters; give step_size"),
-        (mo.PSGLD(), "without knowing the curvature; give step_size"),
-        (mo.SGLD(**RAW, start=[1.0]), "the start has 1 entries"),
-        (mo.CPSGHMC(**RAW, clusters=5), "cannot hold one row of each of 5 groups"),
-        (mo.CPSGHMC(**RAW, clusters=500), "cannot make 500 clusters"),
-    ],
+@cases(
+    "method word",
+    (mo.SGLD(whiten=False), "in raw parameters; give step_size"),
+    (mo.PSGLD(), "without knowing the curvature; give step_size"),
+    (mo.SGLD(**RAW, start=[1.0]), "the start has 1 entries"),
+    (mo.CPSGHMC(**RAW, clusters=5), "cannot hold one row of each of 5 groups"),
+    (mo.CPSGHMC(**RAW, clusters=500), "cannot make 500 clusters"),
 )
 def test_what_only_the_rows_can_tell_is_refused_too(method, word):
     refused(mo.SettingError, word, sample, method)

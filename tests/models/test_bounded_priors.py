@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.quadrature import moments
 from helpers.refusals import refused
 from helpers.targets import all_of, logistic_rows, sums_of
@@ -15,16 +16,14 @@ from modicum.passes import anchor_at_mode
 M, P = mo.models, mo.priors
 
 
-@pytest.mark.parametrize(
-    ("prior", "truth"),
-    [
-        (P.Normal(1, 2, lower=0), stats.truncnorm(-0.5, np.inf, 1, 2)),
-        (P.Normal(0, 1, lower=-1, upper=0.5), stats.truncnorm(-1, 0.5)),
-        (P.Normal(0, 1, lower=9), stats.truncnorm(9, np.inf)),  # far out in the tail
-        (P.Laplace(0, 2, lower=0), stats.expon(0, 2)),
-        (P.StudentT(1, 0, 3, lower=0), stats.halfcauchy(0, 3)),
-        (P.Laplace(0, 2, upper=0), stats.loggamma(1e4)),  # not the same distribution
-    ],
+@cases(
+    "prior truth",
+    (P.Normal(1, 2, lower=0), stats.truncnorm(-0.5, np.inf, 1, 2)),
+    (P.Normal(0, 1, lower=-1, upper=0.5), stats.truncnorm(-1, 0.5)),
+    (P.Normal(0, 1, lower=9), stats.truncnorm(9, np.inf)),  # far out in the tail
+    (P.Laplace(0, 2, lower=0), stats.expon(0, 2)),
+    (P.StudentT(1, 0, 3, lower=0), stats.halfcauchy(0, 3)),
+    (P.Laplace(0, 2, upper=0), stats.loggamma(1e4)),  # not the same distribution
 )
 def test_bounds_cut_a_distribution_off(prior, truth, x64):
     draws = prior.draw(np.random.default_rng(1), (20_000,))
@@ -38,15 +37,13 @@ def test_bounds_cut_a_distribution_off(prior, truth, x64):
     assert all(alike) if "loggamma" not in truth.dist.name else not any(alike)
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: P.Normal(0, 1, lower=2, upper=1), "lower < upper, not 2.0 and 1.0"),
-        (lambda: P.Normal(0, 1, lower="0"), "lower of Normal must be a number"),
-        (lambda: P.Normal(0, 1, lower=100), "no mass between its bounds"),
-        (lambda: M.Logistic(priors={"intercept": P.Normal(0, 1, lower=0)}), "only coefficients"),
-        (lambda: M.Logistic(priors={"intercept": P.HalfNormal(1)}), "number on the whole line"),
-    ],
+@cases(
+    "make says",
+    (lambda: P.Normal(0, 1, lower=2, upper=1), "lower < upper, not 2.0 and 1.0"),
+    (lambda: P.Normal(0, 1, lower="0"), "lower of Normal must be a number"),
+    (lambda: P.Normal(0, 1, lower=100), "no mass between its bounds"),
+    (lambda: M.Logistic(priors={"intercept": P.Normal(0, 1, lower=0)}), "only coefficients"),
+    (lambda: M.Logistic(priors={"intercept": P.HalfNormal(1)}), "number on the whole line"),
 )
 def test_bounds_that_cannot_be_are_refused(make, says):
     refused(mo.SettingError, says, make)

@@ -11,6 +11,7 @@ from scipy.special import log_expit, log_softmax, softmax
 from scipy.stats import multinomial, norm
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from helpers.targets import numpyro_draws
 from modicum.errors import ModicumError, SettingError
@@ -103,13 +104,11 @@ def test_priors_of_all_classes_and_of_one(table):
     assert said["group_sd[tram.town]"] == said["group_sd[walk.town]"] == "half-normal(3)"
 
 
-@pytest.mark.parametrize(
-    ("formula", "words"),
-    [
-        ("road ~ x + (1 | town); walk ~ x", "one formula, that of the outcome"),
-        ("number ~ x + (1 | town)", r"write C\(number\) ~ \.\.\., which makes them classes"),
-        ("road ~ x + (1 | town) + offset(z)", "2 numbers .* leave the offset out"),
-    ],
+@cases(
+    "formula words",
+    ("road ~ x + (1 | town); walk ~ x", "one formula, that of the outcome"),
+    ("number ~ x + (1 | town)", r"write C\(number\) ~ \.\.\., which makes them classes"),
+    ("road ~ x + (1 | town) + offset(z)", "2 numbers .* leave the offset out"),
 )
 def test_what_is_no_model_of_classes_is_refused(table, formula, words):
     numbered = table.assign(number=table["road"].cat.codes)
@@ -215,15 +214,13 @@ def test_two_counts_are_successes_and_failures(counted):
         np.testing.assert_array_equal(*(each.slice(0, 50)[name] for each in rows))
 
 
-@pytest.mark.parametrize(
-    ("formula", "family", "words"),
-    [
-        ("cbind(red, blue, green) ~ x", "binomial", "counts of 3 classes .* family='multinomial'"),
-        ("red ~ x", "multinomial", r"write cbind\(a, b, c\)"),
-        ("cbind(red, blue, x) ~ x", "multinomial", "whole numbers from 0"),
-        ("cbind(red) ~ x", "multinomial", "two or more counts"),
-        ("cbind(red, blue) | trials(green) ~ x", "binomial", "their sum is the number of trials"),
-    ],
+@cases(
+    "formula family words",
+    ("cbind(red, blue, green) ~ x", "binomial", "counts of 3 classes .* family='multinomial'"),
+    ("red ~ x", "multinomial", r"write cbind\(a, b, c\)"),
+    ("cbind(red, blue, x) ~ x", "multinomial", "whole numbers from 0"),
+    ("cbind(red) ~ x", "multinomial", "two or more counts"),
+    ("cbind(red, blue) | trials(green) ~ x", "binomial", "their sum is the number of trials"),
 )
 def test_what_are_no_counts_of_classes_is_refused(counted, formula, family, words):
     refused(ModicumError, words, mo.fit, formula, counted, family, **RUN)
@@ -288,23 +285,21 @@ def test_effects_that_differ_between_classes_have_the_posterior_by_definition(fa
     np.testing.assert_allclose(target.model.report(back)["cutpoint"], named["cutpoint"])
 
 
-@pytest.mark.parametrize(
-    ("formula", "family", "words"),
-    [
-        ("stage ~ cs(z)", "cumulative", "could cross.*use family='stopping-ratio'"),
-        ("stage ~ cs(z) + (1 | ward)", "softmax", "Softmax has none such"),
-        ("number ~ cs(z)", "acat", r"write C\(number\) ~ \.\.\., which makes them classes"),
-        ("stage ~ z + cs(z)", "sratio", "z stands both in"),
-        ("stage ~ x:cs(z)", "sratio", r"as in cs\(x \* f\), and no groups"),
-        ("stage ~ x + (cs(z) | ward)", "sratio", "a term of its own.* and no groups"),
-        ("stage ~ cs(1 | ward)", "sratio", "a term of its own.* and no groups"),
-        ("stage ~ cs(1)", "sratio", "holds no column"),
-        ("stage ~ cs(z, df=4)", "sratio", "a natural spline is cr"),
-        ("stage ~ x - cs(z)", "sratio", "can only be added"),
-        ("stage ~ 0 + cs(z)", "sratio", "cutpoints in place of an intercept"),
-        ("stage ~ x; disc ~ cs(z)", "sratio", "formula of 'disc' has cs"),
-        ("stage ~ cs(z); disc ~ x", "sratio", "leave out the formula of 'disc'"),
-    ],
+@cases(
+    "formula family words",
+    ("stage ~ cs(z)", "cumulative", "could cross.*use family='stopping-ratio'"),
+    ("stage ~ cs(z) + (1 | ward)", "softmax", "Softmax has none such"),
+    ("number ~ cs(z)", "acat", r"write C\(number\) ~ \.\.\., which makes them classes"),
+    ("stage ~ z + cs(z)", "sratio", "z stands both in"),
+    ("stage ~ x:cs(z)", "sratio", r"as in cs\(x \* f\), and no groups"),
+    ("stage ~ x + (cs(z) | ward)", "sratio", "a term of its own.* and no groups"),
+    ("stage ~ cs(1 | ward)", "sratio", "a term of its own.* and no groups"),
+    ("stage ~ cs(1)", "sratio", "holds no column"),
+    ("stage ~ cs(z, df=4)", "sratio", "a natural spline is cr"),
+    ("stage ~ x - cs(z)", "sratio", "can only be added"),
+    ("stage ~ 0 + cs(z)", "sratio", "cutpoints in place of an intercept"),
+    ("stage ~ x; disc ~ cs(z)", "sratio", "formula of 'disc' has cs"),
+    ("stage ~ cs(z); disc ~ x", "sratio", "leave out the formula of 'disc'"),
 )
 def test_effects_that_cannot_differ_between_classes_are_refused(formula, family, words):
     table = stages(50)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.coded import Pair, crossed, pair
 from helpers.refusals import unwarned
 from helpers.slow import slowly
@@ -40,9 +41,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", ["count", "class", "without numbers", "crossed", *slowly("binary", "real")]
-)
+@cases("kind", "count", "class", "without numbers", "crossed", *slowly("binary", "real"))
 def test_sums_over_rows_agree(kind):
     both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
     (coded, start), (dense, _) = (sums_of(model, rows) for rows in both)
@@ -94,12 +93,10 @@ def test_normal_draws_are_the_same(fits):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     "method",
-    [
-        *(UNIFORM, mo.SignedHMCECS(design="uniform")),
-        *("flymc", "sgld", "cp-sghmc", "ewsg", "svrg-ld", "hmc"),
-    ],
+    *(UNIFORM, mo.SignedHMCECS(design="uniform")),
+    *("flymc", "sgld", "cp-sghmc", "ewsg", "svrg-ld", "hmc"),
 )
 def test_chains_draw_the_same(shared, method):
     same_draws(*(fitted(rows, method) for rows in shared))
@@ -141,14 +138,12 @@ def test_predictions_do_not_depend_on_how_rows_are_held(shared, fits, tmp_path):
         expected(fits.coded, mo.Rows(x=whole["x"], codes={"gas": reference, "month": month}))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"gas": ["helium"]}, "'gas' holds 'helium' in row 0, which the rows of the fit did not"),
-        ({"gas": None}, "lack the factor 'gas'"),
-        ({"gas": None, "month": None}, "x has 2 columns, but the fit had 7"),
-        ({"x": np.zeros((1, 3))}, "x has 3 columns besides the factors"),
-    ],
+@cases(
+    "change said",
+    ({"gas": ["helium"]}, "'gas' holds 'helium' in row 0, which the rows of the fit did not"),
+    ({"gas": None}, "lack the factor 'gas'"),
+    ({"gas": None, "month": None}, "x has 2 columns, but the fit had 7"),
+    ({"x": np.zeros((1, 3))}, "x has 3 columns besides the factors"),
 )
 def test_rows_that_are_not_like_those_of_the_fit_are_refused(fits, change, said):
     rows = {"x": np.zeros((1, 2)), "gas": ["neon"], "month": [3]} | change

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused, unwarned
 from helpers.targets import TIMES, mean_and_error
 
@@ -141,10 +142,7 @@ def test_prior_moments_notice_another_jacobian():
     assert broken == set(KNOWN)  # of each constraint
 
 
-@pytest.mark.parametrize(
-    ("ends", "word"),
-    [((1, 1), "low < high"), ((-INF, INF), "leave it out"), (("a", 1), "a number")],
-)
+@cases("ends word", ((1, 1), "low < high"), ((-INF, INF), "leave it out"), (("a", 1), "a number"))
 def test_impossible_intervals_are_refused(ends, word):
     refused(mo.SettingError, word, mo.interval, *ends)
 
@@ -154,9 +152,7 @@ def test_ends_of_an_interval_have_names():
         mo.interval(0, upper=1)
 
 
-@pytest.mark.parametrize(
-    "constraint", [mo.positive, mo.ordered, mo.simplex, mo.cholesky_corr, mo.interval(0, 1)]
-)
+@cases("constraint", mo.positive, mo.ordered, mo.simplex, mo.cholesky_corr, mo.interval(0, 1))
 @pytest.mark.parametrize("given", [(), (3,)])
 def test_a_constraint_is_not_called(constraint, given):
     with pytest.raises(mo.SettingError, match="without parentheses") as refused:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from helpers.targets import disagreements, quick
 from modicum.models import Target
@@ -78,13 +79,11 @@ def density_of_numpyro(model, theta, **arguments):
     return log_density(model, (), arguments, theta)[0]
 
 
-@pytest.mark.parametrize(
-    ("model", "fields", "subsample"),
-    [
-        (hmcecs_example, {"data": X, "obs": X[:, 0] > 0}, True),
-        (counts, {"x": X, "y": COUNTS}, True),
-        (every_support, {"y": X}, False),
-    ],
+@cases(
+    "model fields subsample",
+    (hmcecs_example, {"data": X, "obs": X[:, 0] > 0}, True),
+    (counts, {"x": X, "y": COUNTS}, True),
+    (every_support, {"y": X}, False),
 )
 def test_log_densities_match_numpyro(model, fields, subsample, x64):
     rows = mo.Rows(**fields)
@@ -196,21 +195,19 @@ def within_another(y):
     return numpyro.sample("b", dist.Uniform(0.0, numpyro.sample("a", dist.Exponential(1.0))))
 
 
-@pytest.mark.parametrize(
-    ("model", "word"),
-    [
-        (local, "the latent site 'z', one value per row"),
-        (no_plate, "no plate over the rows .it has none"),
-        (two_plates, "2 plates over the rows"),
-        (observed(penalised), "the factor site 'penalty' lies outside"),
-        (observed(lambda y: normal(y.mean(), 1.0)), "the prior changes with the rows"),
-        (observed(lambda y: numpyro.sample("k", dist.Bernoulli(0.5))), "'k' is discrete"),
-        (observed(within_another), "the support of 'b' depends"),
-        (observed(lambda y: numpyro.param("a", 1.0)), "numpyro.param, which has no prior"),
-        (observed(lambda y: normal() * jnp.asarray(X[:, 0])), "nothing may be as long as all"),
-        ("model", "a function"),
-        (hmcecs_example, "which is not an argument of the model"),
-    ],
+@cases(
+    "model word",
+    (local, "the latent site 'z', one value per row"),
+    (no_plate, "no plate over the rows .it has none"),
+    (two_plates, "2 plates over the rows"),
+    (observed(penalised), "the factor site 'penalty' lies outside"),
+    (observed(lambda y: normal(y.mean(), 1.0)), "the prior changes with the rows"),
+    (observed(lambda y: numpyro.sample("k", dist.Bernoulli(0.5))), "'k' is discrete"),
+    (observed(within_another), "the support of 'b' depends"),
+    (observed(lambda y: numpyro.param("a", 1.0)), "numpyro.param, which has no prior"),
+    (observed(lambda y: normal() * jnp.asarray(X[:, 0])), "nothing may be as long as all"),
+    ("model", "a function"),
+    (hmcecs_example, "which is not an argument of the model"),
 )
 def test_refusals(model, word):
     rows = mo.Rows(y=X[:, 0])

@@ -7,6 +7,7 @@ import pytest
 from scipy.special import log_softmax
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from helpers.slow import slowly
 from helpers.targets import all_of, quick
@@ -128,25 +129,23 @@ def test_names_and_back(net):
     assert net.identity() != type(net)(**{**vars(net), "prior_scale": 2.0}).identity()
 
 
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: M.MLP(hidden=(0,)), "hidden"),
-        (lambda: M.MLP(activation="rleu"), "did you mean 'relu'"),
-        (lambda: M.MLP(likelihood="poisson"), "likelihood"),
-        (lambda: M.MLP(classes=1), "classes"),
-        (lambda: M.MLP(prior_scale=0), "prior_scale"),
-        (lambda: M.MLP(scale=0), "scale"),
-        (lambda: M.CNN(padding="same"), "padding"),
-        (lambda: M.CNN(kernel=0), "kernel"),
-        (lambda: M.CNN(image=(28,)), "image"),
-        (lambda: M.CNN().check(image_rows()), "nothing is left"),
-        (lambda: M.MLP().check(mo.Rows(x=PIXELS, y=np.zeros(12))), "single class"),
-        (lambda: M.MLP().check(mo.Rows(x=PIXELS, y=LABELS, offset=LABELS)), "offset"),
-        (lambda: SMALL_CNN.check(mo.Rows(x=np.zeros((12, 63)), y=LABELS)), "not an image"),
-        (lambda: M.CNN(image=(9, 9)).check(image_rows()), "not an image of shape"),
-        (lambda: Target.of(M.Softmax(), image_rows()), "held as bytes"),
-    ],
+@cases(
+    "make word",
+    (lambda: M.MLP(hidden=(0,)), "hidden"),
+    (lambda: M.MLP(activation="rleu"), "did you mean 'relu'"),
+    (lambda: M.MLP(likelihood="poisson"), "likelihood"),
+    (lambda: M.MLP(classes=1), "classes"),
+    (lambda: M.MLP(prior_scale=0), "prior_scale"),
+    (lambda: M.MLP(scale=0), "scale"),
+    (lambda: M.CNN(padding="same"), "padding"),
+    (lambda: M.CNN(kernel=0), "kernel"),
+    (lambda: M.CNN(image=(28,)), "image"),
+    (lambda: M.CNN().check(image_rows()), "nothing is left"),
+    (lambda: M.MLP().check(mo.Rows(x=PIXELS, y=np.zeros(12))), "single class"),
+    (lambda: M.MLP().check(mo.Rows(x=PIXELS, y=LABELS, offset=LABELS)), "offset"),
+    (lambda: SMALL_CNN.check(mo.Rows(x=np.zeros((12, 63)), y=LABELS)), "not an image"),
+    (lambda: M.CNN(image=(9, 9)).check(image_rows()), "not an image of shape"),
+    (lambda: Target.of(M.Softmax(), image_rows()), "held as bytes"),
 )
 def test_refusals(make, word):
     refused(mo.ModicumError, word, make)
@@ -285,17 +284,15 @@ def test_starts_match_init():
     assert np.array_equal(M.Network(by_hand, PARAMS).random_start(ROWS, None)["in"], PARAMS["in"])
 
 
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: M.Network("net", PARAMS), "apply must be a function"),
-        (lambda: M.Network(by_hand, {}), "floating-point arrays"),
-        (lambda: M.Network(by_hand, PARAMS | {"key": jax.random.key(1)}), "floating-point arrays"),
-        (lambda: M.Network(by_hand, PARAMS).check(mo.Rows(x=X, y=Y + 1)), "4 classes"),
-        (lambda: M.Network(by_hand, PARAMS).check(mo.Rows(x=X[:, :2], y=Y)), "apply fails"),
-        (lambda: M.Network(by_hand, PARAMS, likelihood="gaussian").check(ROWS), "one mean per row"),
-        (lambda: M.Network(lambda p, x: x[0], PARAMS).check(ROWS), "vector of logits"),
-    ],
+@cases(
+    "make word",
+    (lambda: M.Network("net", PARAMS), "apply must be a function"),
+    (lambda: M.Network(by_hand, {}), "floating-point arrays"),
+    (lambda: M.Network(by_hand, PARAMS | {"key": jax.random.key(1)}), "floating-point arrays"),
+    (lambda: M.Network(by_hand, PARAMS).check(mo.Rows(x=X, y=Y + 1)), "4 classes"),
+    (lambda: M.Network(by_hand, PARAMS).check(mo.Rows(x=X[:, :2], y=Y)), "apply fails"),
+    (lambda: M.Network(by_hand, PARAMS, likelihood="gaussian").check(ROWS), "one mean per row"),
+    (lambda: M.Network(lambda p, x: x[0], PARAMS).check(ROWS), "vector of logits"),
 )
 def test_refusals_of_wrapped_networks(make, word):
     refused(mo.ModicumError, word, make)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.coded import crossed, densely, pair
 from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
@@ -217,9 +218,7 @@ def test_levels_are_found_and_coded():
     ]
 
 
-@pytest.mark.parametrize(
-    "make", [list, np.array, pd.Series, pl.Series, pa.array, lambda v: np.array(v, dtype=object)]
-)
+@cases("make", list, np.array, pd.Series, pl.Series, pa.array, lambda v: np.array(v, dtype=object))
 def test_text_may_come_from_anywhere(make):
     rows = mo.Rows(codes={"gas": make(GASES)})
     assert rows.levels["gas"] == ("argon", "neon", "xenon")
@@ -238,17 +237,15 @@ def test_categories_keep_their_order_and_those_that_do_not_occur_are_left_out():
         assert rows.slice(0, 4)["gas"].tolist() == [1, 2, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("codes", "said"),
-    [
-        ({"gas": ["neon", None, "argon", "neon"]}, "'gas' holds a missing value in row 1"),
-        ({"gas": ["neon", 1, "argon", 2]}, "'gas' mixes types of values"),
-        ({"gas": np.zeros((4, 2))}, "'gas' must hold one level per row"),
-        ({"gas": "neon"}, "must be one level per row"),
-        ({"y": GASES}, "'y' has the name of a field"),
-        ({3: GASES}, "field names must be text"),
-        (GASES, "codes must map"),
-    ],
+@cases(
+    "codes said",
+    ({"gas": ["neon", None, "argon", "neon"]}, "'gas' holds a missing value in row 1"),
+    ({"gas": ["neon", 1, "argon", 2]}, "'gas' mixes types of values"),
+    ({"gas": np.zeros((4, 2))}, "'gas' must hold one level per row"),
+    ({"gas": "neon"}, "must be one level per row"),
+    ({"y": GASES}, "'y' has the name of a field"),
+    ({3: GASES}, "field names must be text"),
+    (GASES, "codes must map"),
 )
 def test_what_is_not_a_factor_is_refused(codes, said):
     refused(mo.ModicumError, said, mo.Rows, y=np.arange(4.0), codes=codes)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.frames import frame_of
 from helpers.refusals import refused
 from helpers.scripts import Script
@@ -140,19 +141,17 @@ def test_booleans_and_numbers_in_one_column_are_refused(kind, formula, tmp_path)
     assert len(read(numbers, numbers)) == len(read(numbers, [1.0, 0.0])) == 4
 
 
-@pytest.mark.parametrize(
-    ("folder", "same", "unlike"),
-    [
-        ("2024", [2024, 2024], [2024, 2023]),
-        ("2024", [2024.0, 2024.0], [2024.0, 2024.5]),
-        ("2024", [2024, 2024], [2024, None]),
-        ("01", ["01", "01"], ["01", "1"]),
-        ("a%20b", ["a b", "a b"], ["a b", "b"]),
-        ("True", [True, True], [True, False]),
-        ("2024-01-05", [datetime.date(2024, 1, 5)] * 2, [datetime.date(2024, 1, 6)] * 2),
-        ("__HIVE_DEFAULT_PARTITION__", pa.array([None, None], "int32"), [None, 2024]),
-        ("word", ["word", "word"], [3, 3]),
-    ],
+@cases(
+    "folder same unlike",
+    ("2024", [2024, 2024], [2024, 2023]),
+    ("2024", [2024.0, 2024.0], [2024.0, 2024.5]),
+    ("2024", [2024, 2024], [2024, None]),
+    ("01", ["01", "01"], ["01", "1"]),
+    ("a%20b", ["a b", "a b"], ["a b", "b"]),
+    ("True", [True, True], [True, False]),
+    ("2024-01-05", [datetime.date(2024, 1, 5)] * 2, [datetime.date(2024, 1, 6)] * 2),
+    ("__HIVE_DEFAULT_PARTITION__", pa.array([None, None], "int32"), [None, 2024]),
+    ("word", ["word", "word"], [3, 3]),
 )
 @pytest.mark.parametrize("categories", [False, True])
 def test_a_column_in_folder_and_file_agrees_or_is_refused(
@@ -175,16 +174,14 @@ def test_a_column_in_folder_and_file_agrees_or_is_refused(
         list(source.batches(["c"]))
 
 
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [
-        ("s3://", "names no file or folder"),
-        ([3, 4], "entry 0 is a int"),
-        (iter(()), "there are no rows"),
-        (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"z": [1]})]), "'y' is not in table 1"),
-        (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"y": ["b"]})]), "table 1 holds other types"),
-        (pl.DataFrame({"a": [1], "y": [0]}).lazy().select(pl.col("nope")), "cannot be computed"),
-    ],
+@cases(
+    "source sentence",
+    ("s3://", "names no file or folder"),
+    ([3, 4], "entry 0 is a int"),
+    (iter(()), "there are no rows"),
+    (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"z": [1]})]), "'y' is not in table 1"),
+    (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"y": ["b"]})]), "table 1 holds other types"),
+    (pl.DataFrame({"a": [1], "y": [0]}).lazy().select(pl.col("nope")), "cannot be computed"),
 )
 def test_what_cannot_be_read_is_a_clear_error(source, sentence, tmp_path):
     refused(mo.ModicumError, sentence, ingest, source, tmp_path / "s", **QUIET)

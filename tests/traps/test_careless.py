@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from modicum import plots
 from modicum.posterior import Prediction
@@ -47,14 +48,12 @@ def test_a_mapping_of_columns_is_a_table(frame, post):
     assert post.predict({**new, "g": ["b", "b"]}).mean[0] != post.predict(new).mean[0]
 
 
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ({"x": [1.0, 2.0, 3.0], "y": [0, 1]}, "'y' has 2 rows and 'x' has 3"),
-        ({"x": np.ones((2, 2)), "y": [0, 1]}, "columns of one value per row"),
-        ({"x": 1.0, "y": 1}, "columns of one value per row"),
-        ({}, "columns of one value per row"),
-    ],
+@cases(
+    "columns words",
+    ({"x": [1.0, 2.0, 3.0], "y": [0, 1]}, "'y' has 2 rows and 'x' has 3"),
+    ({"x": np.ones((2, 2)), "y": [0, 1]}, "columns of one value per row"),
+    ({"x": 1.0, "y": 1}, "columns of one value per row"),
+    ({}, "columns of one value per row"),
 )
 def test_a_mapping_that_is_not_a_table(columns, words):
     refused(mo.ModicumError, words, mo.fit, "y ~ x", columns, **SHORT)
@@ -112,14 +111,12 @@ def test_a_store_that_exists_is_not_replaced_by_an_argument_that_fit_has_not(fra
 # Arguments
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"weights": np.ones(200)}, "weights must be the name of a column, not ndarray"),
-        ({"offset": np.ones(200)}, "offset must be the name of a column, not ndarray"),
-        ({"checkpoint": 3}, "checkpoint must be the path of a folder, not int"),
-        ({"family": "linear"}, "did you mean 'gaussian'"),
-    ],
+@cases(
+    "settings words",
+    ({"weights": np.ones(200)}, "weights must be the name of a column, not ndarray"),
+    ({"offset": np.ones(200)}, "offset must be the name of a column, not ndarray"),
+    ({"checkpoint": 3}, "checkpoint must be the path of a folder, not int"),
+    ({"family": "linear"}, "did you mean 'gaussian'"),
 )
 def test_arguments_as_other_libraries_have_them(frame, settings, words):
     refused(mo.SettingError, words, mo.fit, "y ~ x", frame, **SHORT | settings)

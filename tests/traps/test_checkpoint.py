@@ -11,6 +11,7 @@ import pytest
 
 import modicum as mo
 from helpers import toy
+from helpers.cases import cases
 from helpers.interrupted import planned
 from helpers.refusals import refused
 from helpers.scripts import Script
@@ -131,16 +132,14 @@ def without(arrays, name):
     return {other: values for other, values in arrays.items() if other != name}
 
 
-@pytest.mark.parametrize(
-    ("method", "files"),
-    [
-        (mo.HMCECS(), {"anchor", "levels", "design-weighted"}),
-        (
-            mo.HMCECS(anchor=toy.poor_anchor(), **toy.POOR),
-            {"anchor", "levels", "design-weighted", "design-again-weighted"},
-        ),
-        (mo.FlyMC(), {"anchor", "bound"}),
-    ],
+@cases(
+    "method files",
+    (mo.HMCECS(), {"anchor", "levels", "design-weighted"}),
+    (
+        mo.HMCECS(anchor=toy.poor_anchor(), **toy.POOR),
+        {"anchor", "levels", "design-weighted", "design-again-weighted"},
+    ),
+    (mo.FlyMC(), {"anchor", "bound"}),
     ids=["hmc-ecs", "anchor by hand", "flymc"],
 )
 @pytest.mark.usefixtures("short_chains_once")
@@ -186,20 +185,18 @@ def pickled():
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
+@cases(
     "content",
-    [
-        npy(header((10**13,)), b"\0" * 24),  # 80 TB
-        npy(header((2**62, 4)), b"\0" * 32),  # overflows
-        npy(header((-3,)), b"\0" * 24),
-        npy(header((3,)), b"\0" * 16),  # too short
-        npy(header((3,)), b"\0" * 32),  # too long
-        npy(header((1,), "|O"), b"\x80\x04N."),
-        pickled(),
-        b"\x93NUMPY\x09\x09",
-        b"",
-        b"cos\nsystem\n",
-    ],
+    npy(header((10**13,)), b"\0" * 24),  # 80 TB
+    npy(header((2**62, 4)), b"\0" * 32),  # overflows
+    npy(header((-3,)), b"\0" * 24),
+    npy(header((3,)), b"\0" * 16),  # too short
+    npy(header((3,)), b"\0" * 32),  # too long
+    npy(header((1,), "|O"), b"\x80\x04N."),
+    pickled(),
+    b"\x93NUMPY\x09\x09",
+    b"",
+    b"cos\nsystem\n",
     ids=["80TB", "overflow", "negative", "short", "long", "object", "pickle", "v9", "empty", "raw"],
 )
 def test_arrays_that_are_not_what_they_say_are_refused_unread(saved, content):

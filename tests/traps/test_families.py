@@ -6,6 +6,7 @@ import pytest
 import statsmodels.api as sm
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from helpers.slow import slowly
 from helpers.targets import logistic_rows, sums_of
@@ -63,9 +64,7 @@ def test_perfect_separation_is_warned_of_at_any_size(n, settings):
 
 
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize(
-    ("table", "flip"), [(one_column, 5), (one_column, 40), (three_columns, 150)]
-)
+@cases("table flip", (one_column, 5), (one_column, 40), (three_columns, 150))
 def test_one_row_on_the_other_side_is_enough_not_to(n, table, flip):
     found = notes_of(M.Logistic(), table(n, flip=flip))
     assert "separation" not in [note.code for note in found]
@@ -181,18 +180,16 @@ LINKS = {
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # of separation
-@pytest.mark.parametrize(
-    ("family", "sd", "method"),
-    [
-        ("poisson", 40.0, "auto"),
-        *slowly(
-            ("poisson", 5.0, "hmc-ecs"),
-            ("poisson", 30.0, "hmc-ecs"),
-            ("poisson", 5.0, "hmc-ecs-signed"),
-            ("cloglog", 5.0, "auto"),
-            ("cloglog", 100.0, "hmc-ecs"),
-        ),
-    ],
+@cases(
+    "family sd method",
+    ("poisson", 40.0, "auto"),
+    *slowly(
+        ("poisson", 5.0, "hmc-ecs"),
+        ("poisson", 30.0, "hmc-ecs"),
+        ("poisson", 5.0, "hmc-ecs-signed"),
+        ("cloglog", 5.0, "auto"),
+        ("cloglog", 100.0, "hmc-ecs"),
+    ),
 )
 def test_a_level_without_counts_is_sampled_as_far_as_the_prior_reaches(family, sd, method):
     """The sums of such a level had false modes far away: every fit ended in an error."""
@@ -224,12 +221,10 @@ def test_four_rows_without_an_event_are_warned_of_whatever_the_prior(sd):
 
 
 @pytest.mark.parametrize("model", [M.Softmax(), M.MLP(hidden=(3,))])
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda y: np.where(np.arange(50) == 7, 99_999, y), "99,996 never occur (class 3 is"),
-        (lambda y: y + 1, "1 never occur (class 0 is the first)"),
-    ],
+@cases(
+    "change words",
+    (lambda y: np.where(np.arange(50) == 7, 99_999, y), "99,996 never occur (class 3 is"),
+    (lambda y: y + 1, "1 never occur (class 0 is the first)"),
 )
 def test_classes_that_never_occur_are_refused(model, change, words):
     y = change(np.arange(50) % 3) * 1.0

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from modicum.fit import model_for
 from modicum.rows import csv as csv_module
@@ -55,15 +56,13 @@ def test_a_boolean_may_be_compared_with_one():
         assert column(rows_of(f"y ~ {term}", frame), f"{term}[True]").tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("term", "reason"),
-    [
-        ("I(x > 1 & b == 1)", "brackets around every comparison"),  # x > (1 & b) == 1
-        ("I(b | x > 2)", "brackets around every comparison"),
-        ("I(x & 2)", r"true and false \(or 1 and 0\), not on 'x'"),  # not a test of a bit
-        ("I(b & 1)", "not on '1'"),
-        ("I(~x)", "not on 'x'"),
-    ],
+@cases(
+    "term reason",
+    ("I(x > 1 & b == 1)", "brackets around every comparison"),  # x > (1 & b) == 1
+    ("I(b | x > 2)", "brackets around every comparison"),
+    ("I(x & 2)", r"true and false \(or 1 and 0\), not on 'x'"),  # not a test of a bit
+    ("I(b & 1)", "not on '1'"),
+    ("I(~x)", "not on 'x'"),
 )
 def test_and_and_or_are_for_truths(term, reason):
     frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "b": [0, 1, 1]})
@@ -75,21 +74,19 @@ def test_and_and_or_are_for_truths(term, reason):
     ]
 
 
-@pytest.mark.parametrize(
-    ("term", "reason"),
-    [
-        ("minimum(x, z, where=x > 2)", "minimum has no argument where"),  # memory nobody wrote
-        ("np.abs(x, z)", "gives abs 2 arguments, and it takes 1"),  # would overwrite z
-        ("log(x, 2)", "gives log 2 arguments"),
-        ("where(x > 2, 1)", "gives where 2 arguments, and it takes 3"),
-        ("clip(x, 0, 1, out=z)", "clip has no argument out"),
-        ("I(x, z)", "gives I 2 arguments"),
-        ("C(x, level=[1, 2])", "C has no argument level"),
-        ("C(x, contr.sum, [1, 2])", "C takes levels by name"),
-        ("C(x, contr.treatment(1, 2))", "one argument without a name"),
-        ("offset(x, z)", "'x, z', which is not one number or level per row"),
-        ("I([x, z])", "not one number or level per row"),
-    ],
+@cases(
+    "term reason",
+    ("minimum(x, z, where=x > 2)", "minimum has no argument where"),  # memory nobody wrote
+    ("np.abs(x, z)", "gives abs 2 arguments, and it takes 1"),  # would overwrite z
+    ("log(x, 2)", "gives log 2 arguments"),
+    ("where(x > 2, 1)", "gives where 2 arguments, and it takes 3"),
+    ("clip(x, 0, 1, out=z)", "clip has no argument out"),
+    ("I(x, z)", "gives I 2 arguments"),
+    ("C(x, level=[1, 2])", "C has no argument level"),
+    ("C(x, contr.sum, [1, 2])", "C takes levels by name"),
+    ("C(x, contr.treatment(1, 2))", "one argument without a name"),
+    ("offset(x, z)", "'x, z', which is not one number or level per row"),
+    ("I([x, z])", "not one number or level per row"),
 )
 def test_functions_have_no_further_arguments(term, reason):
     frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "z": [3.0, 2.0, 2.0]})
@@ -104,15 +101,13 @@ def test_the_largest_of_three_columns_overwrites_none():
     assert column(rows, "clip(w, a_min=3, a_max=9)").tolist() == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("formula", "arguments", "terms"),
-    [
-        ("y ~ .", {"offset": "off", "weights": "w"}, "x k n `a b` g"),
-        ("y ~ . + offset(log(off + 9))", {}, "x k n w `a b` g"),
-        ("k | trials(n) ~ .", {}, "x y w off `a b` g"),  # k was a term as well
-        ("k + n > 5 ~ .", {}, "x y w off `a b` g"),
-        ("y | trials(`a b` + n) ~ . + (1 | g) - off", {}, "x k w"),
-    ],
+@cases(
+    "formula arguments terms",
+    ("y ~ .", {"offset": "off", "weights": "w"}, "x k n `a b` g"),
+    ("y ~ . + offset(log(off + 9))", {}, "x k n w `a b` g"),
+    ("k | trials(n) ~ .", {}, "x y w off `a b` g"),  # k was a term as well
+    ("k + n > 5 ~ .", {}, "x y w off `a b` g"),
+    ("y | trials(`a b` + n) ~ . + (1 | g) - off", {}, "x k w"),
 )
 def test_a_dot_leaves_out_columns_with_another_role(formula, arguments, terms):
     values = np.arange(1.0, 7)
@@ -121,40 +116,38 @@ def test_a_dot_leaves_out_columns_with_another_role(formula, arguments, terms):
     assert set(rows.schema.terms) == {t.strip("`") for t in re.findall("`.*?`|[a-z]+", terms)}
 
 
-@pytest.mark.parametrize(
-    ("formula", "family", "remedy"),
-    [
-        (
-            "y | cens(c) ~ x",
-            "von-mises",
-            r"read cens\(...\) after .* circle.* use family='gaussian' or",
-        ),
-        (
-            "y | trunc(lb=0) ~ x",
-            "tweedie",
-            r"read trunc\(...\) after .* amounts \(use hurdle-gamma",
-        ),
-        (
-            "y | trunc(ub=9) ~ x",
-            "probit",
-            r"does not read trunc\(...\) after \|: its outcomes are known",
-        ),
-        ("k | se(e, sigma=TRUE) ~ x", "poisson", r"does not read se\(...\) after \|, so that"),
-        ("y | trunc(0, 9, 3) ~ x", "gaussian", r"its arguments are lb and ub, as in 'y \| trunc"),
-        ("y | cens(c, y3=e) ~ x", "gaussian", "its arguments are cens and y2"),
-        ("y | se(e, sigma=2) ~ x", "gaussian", "must be True or False"),
-        ("k | rate(e) ~ x", "poisson", r"add offset\(log\(e\)\) to the terms"),
-        ("k | se(e) ~ x", "poisson", "use family='gaussian' or 'student-t'"),
-        ("k | trials(e) ~ x", "poisson", "use family='binomial' or .*, or leave it out"),
-        ("y | evnt(c) ~ x", "weibull", "'evnt' .*did you mean 'event'"),
-        ("y | weights(e) ~ x", "gaussian", "pass weights='e'"),
-        ("y | weight(e) ~ x", "gaussian", "pass weights='e'"),
-        ("y | offset(e) ~ x", "gaussian", r"write offset\(e\) among the terms"),
-        ("y | y(e) ~ x", "gaussian", "the outcome is what stands before"),  # it was e
-        ("y | event(c) + event(e) ~ x", "weibull", "give it once"),
-        ("k / n ~ x", "binomial", r"write 'k \| trials\(n\) ~ \.\.\.'\.$"),
-        ("k ~ x", "binomial", r"write 'k \| trials\(COLUMN\) ~ .*the outcome that of successes"),
-    ],
+@cases(
+    "formula family remedy",
+    (
+        "y | cens(c) ~ x",
+        "von-mises",
+        r"read cens\(...\) after .* circle.* use family='gaussian' or",
+    ),
+    (
+        "y | trunc(lb=0) ~ x",
+        "tweedie",
+        r"read trunc\(...\) after .* amounts \(use hurdle-gamma",
+    ),
+    (
+        "y | trunc(ub=9) ~ x",
+        "probit",
+        r"does not read trunc\(...\) after \|: its outcomes are known",
+    ),
+    ("k | se(e, sigma=TRUE) ~ x", "poisson", r"does not read se\(...\) after \|, so that"),
+    ("y | trunc(0, 9, 3) ~ x", "gaussian", r"its arguments are lb and ub, as in 'y \| trunc"),
+    ("y | cens(c, y3=e) ~ x", "gaussian", "its arguments are cens and y2"),
+    ("y | se(e, sigma=2) ~ x", "gaussian", "must be True or False"),
+    ("k | rate(e) ~ x", "poisson", r"add offset\(log\(e\)\) to the terms"),
+    ("k | se(e) ~ x", "poisson", "use family='gaussian' or 'student-t'"),
+    ("k | trials(e) ~ x", "poisson", "use family='binomial' or .*, or leave it out"),
+    ("y | evnt(c) ~ x", "weibull", "'evnt' .*did you mean 'event'"),
+    ("y | weights(e) ~ x", "gaussian", "pass weights='e'"),
+    ("y | weight(e) ~ x", "gaussian", "pass weights='e'"),
+    ("y | offset(e) ~ x", "gaussian", r"write offset\(e\) among the terms"),
+    ("y | y(e) ~ x", "gaussian", "the outcome is what stands before"),  # it was e
+    ("y | event(c) + event(e) ~ x", "weibull", "give it once"),
+    ("k / n ~ x", "binomial", r"write 'k \| trials\(n\) ~ \.\.\.'\.$"),
+    ("k ~ x", "binomial", r"write 'k \| trials\(COLUMN\) ~ .*the outcome that of successes"),
 )
 def test_fields_that_nobody_reads_are_refused(formula, family, remedy):
     frame = pd.DataFrame({name: [1.0, 2.0, 4.0] for name in ("y", "x", "k", "e", "n")})
@@ -162,14 +155,12 @@ def test_fields_that_nobody_reads_are_refused(formula, family, remedy):
         mo.fit(formula, frame.assign(c=[0, 1, 1]), family, progressbar=False)
 
 
-@pytest.mark.parametrize(
+@cases(
     "terms",
-    [
-        "*".join(f"a{i}" for i in range(20)),
-        f"({' + '.join(f'a{i}' for i in range(30))})**4",
-        f"x + ({' + '.join(f'a{i}' for i in range(30))})^" + "9" * 5000,
-        f"(1 + {'*'.join(f'a{i}' for i in range(20))} | g)",
-    ],
+    "*".join(f"a{i}" for i in range(20)),
+    f"({' + '.join(f'a{i}' for i in range(30))})**4",
+    f"x + ({' + '.join(f'a{i}' for i in range(30))})^" + "9" * 5000,
+    f"(1 + {'*'.join(f'a{i}' for i in range(20))} | g)",
 )
 def test_terms_without_end_are_refused_before_they_are_formed(terms):
     refused(mo.SettingError, r"too many terms \(the limit is 10,000\)", parse, f"y ~ {terms}")
@@ -193,9 +184,7 @@ def test_interactions_of_many_factors_are_refused(factors, reason):
         rows_of("y ~ " + ":".join(f"a{i}" for i in range(factors)), frame)
 
 
-@pytest.mark.parametrize(
-    "name", ["if", "lambda", "is", "class", "\u00b5", "\u212b", "e\u0301t\u00e9"]
-)
+@cases("name", "if", "lambda", "is", "class", "\u00b5", "\u212b", "e\u0301t\u00e9")
 def test_names_that_python_reads_otherwise_are_columns(name):
     """Python has keywords, and takes the micro sign for a Greek letter."""
     frame = pd.DataFrame({"y": [0.0, 1.0, 2.0], name: [1.0, 2.0, 4.0], "g": list("aba")})
@@ -406,19 +395,17 @@ def test_functions_of_other_libraries_are_named_as_ours():
             read_formula(f"y ~ {ours}", frame, progressbar=False)
 
 
-@pytest.mark.parametrize(
-    ("formula", "words"),
-    [
-        ("bf(y ~ x, sigma ~ z)", "calls bf: pass the formulas"),
-        ("y ~ x + (1 |p| g)", "are not correlated"),
-        ("y ~ x + (1 | gr(g, dist = 'student'))", r"write \(1 \| g\) for gr\(g\)"),
-        ("y ~ 0 + Intercept + x", "leave it out, as there is an intercept"),
-        ("y ~ poly(x, 2, raw = TRUE)", "write True"),
-        ("y ~ as.factor(x)", r"as\.factor\(k\) is C\(k\)"),
-        ("y ~ splines::bs(x, 4)", r"splines::bs\(x\) is bs\(x\)"),
-        ("y | mi() ~ x", r"mi\(\) after \| names no column"),
-        ("y ~ a * x; a ~ z", "a nonlinear formula of brms"),
-    ],
+@cases(
+    "formula words",
+    ("bf(y ~ x, sigma ~ z)", "calls bf: pass the formulas"),
+    ("y ~ x + (1 |p| g)", "are not correlated"),
+    ("y ~ x + (1 | gr(g, dist = 'student'))", r"write \(1 \| g\) for gr\(g\)"),
+    ("y ~ 0 + Intercept + x", "leave it out, as there is an intercept"),
+    ("y ~ poly(x, 2, raw = TRUE)", "write True"),
+    ("y ~ as.factor(x)", r"as\.factor\(k\) is C\(k\)"),
+    ("y ~ splines::bs(x, 4)", r"splines::bs\(x\) is bs\(x\)"),
+    ("y | mi() ~ x", r"mi\(\) after \| names no column"),
+    ("y ~ a * x; a ~ z", "a nonlinear formula of brms"),
 )
 def test_formulas_of_brms_are_refused_with_what_to_write(formula, words):
     frame = pd.DataFrame({"y": [0, 1] * 20, "x": np.arange(40.0), "z": np.arange(40.0) ** 2})

@@ -13,6 +13,7 @@ import pytest
 
 import modicum as mo
 from helpers import toy
+from helpers.cases import cases
 from helpers.compiling import optimised_chains
 from helpers.interrupted import planned, task_of
 from helpers.slow import slowly
@@ -115,9 +116,7 @@ def test_a_share_away_from_its_boundary_is_subsampled():
     assert plan.notes == []
 
 
-@pytest.mark.parametrize(
-    ("table", "few", "many"), [(positive_times, 10, 500), *slowly((times_of_few_events, 0.01, 0.2))]
-)
+@cases("table few many", (positive_times, 10, 500), *slowly((times_of_few_events, 0.01, 0.2)))
 def test_tails_where_estimates_are_noisy_go_to_all_rows(table, few, many, monkeypatch):
     method, plan = by_default(*table(few))
     assert method.name == "nuts"
@@ -236,10 +235,7 @@ def test_the_bias_bound_is_withdrawn_when_a_guard_speaks():
     assert post.tuning["bias_bound"]["why"].startswith("withdrawn, since")
 
 
-@pytest.mark.parametrize(
-    ("code", "value"),
-    [("variance-high", None), ("anchor-far", None), ("r-hat", None), ("ess", 0.01)],
-)
+@cases("code value", ("variance-high", None), ("anchor-far", None), ("r-hat", None), ("ess", 0.01))
 def test_some_doubts_take_the_bound_back_and_some_do_not(code, value):
     tuning = {"bias_bound": {"value": 0.01, "why": "by the pilot study"}}
     withdraw_bound(tuning, [ModicumWarning(code, "it went wrong")])
@@ -269,16 +265,14 @@ def test_a_batch_larger_than_the_data_set_is_reported():
     assert not any(note.code == "batch-exceeds-rows" for note in plan.notes)
 
 
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        (mo.NUTS(), "NUTS on all 3,000 rows"),
-        *slowly((mo.HMC(), "HMC on all 3,000 rows")),
-        (mo.HMCECS(exact="delayed"), "exact='delayed' on all 3,000 rows"),
-        (mo.HMCECS(subsample=2_000), "2,000 rows per step"),
-        # without a coreset
-        *slowly((mo.SignedHMCECS(products=40, batch=20, centre=0.0), "800 rows per step")),
-    ],
+@cases(
+    "method words",
+    (mo.NUTS(), "NUTS on all 3,000 rows"),
+    *slowly((mo.HMC(), "HMC on all 3,000 rows")),
+    (mo.HMCECS(exact="delayed"), "exact='delayed' on all 3,000 rows"),
+    (mo.HMCECS(subsample=2_000), "2,000 rows per step"),
+    # without a coreset
+    *slowly((mo.SignedHMCECS(products=40, batch=20, centre=0.0), "800 rows per step")),
 )
 def test_a_run_of_minutes_is_announced(method, words, monkeypatch):
     # pretend that a row takes a millisecond

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from helpers.targets import gaussian_rows, quick, same_draws
 from modicum.models import Target
@@ -173,17 +174,15 @@ def test_identity_is_the_same_in_another_process(tmp_path):
     assert "computing" in told
 
 
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (lambda th, b: b["y"] * np.random.default_rng().normal() * th["a"], "each time"),
-        (lambda th, b: b["y"] * (1.0 if th["a"] > 0 else 2.0), "jnp.where"),
-        (lambda th, b: b["y"] * np.exp(th["a"]), "jax.numpy"),
-        (
-            lambda th, b: b["y"] * jax.lax.while_loop(lambda c: c < 3, lambda c: c + 1, th["a"]),
-            "differentiated",
-        ),
-    ],
+@cases(
+    "function words",
+    (lambda th, b: b["y"] * np.random.default_rng().normal() * th["a"], "each time"),
+    (lambda th, b: b["y"] * (1.0 if th["a"] > 0 else 2.0), "jnp.where"),
+    (lambda th, b: b["y"] * np.exp(th["a"]), "jax.numpy"),
+    (
+        lambda th, b: b["y"] * jax.lax.while_loop(lambda c: c < 3, lambda c: c + 1, th["a"]),
+        "differentiated",
+    ),
 )
 def test_functions_that_cannot_be_traced_are_refused_with_a_reason(function, words):
     with pytest.raises(mo.SettingError, match=words) as caught:
@@ -191,17 +190,15 @@ def test_functions_that_cannot_be_traced_are_refused_with_a_reason(function, wor
     assert str(caught.value).endswith(".")
 
 
-@pytest.mark.parametrize(
+@cases(
     "model",
-    [
-        mo.models.Logistic(),
-        mo.models.Logistic(prior_scale=1.0, intercept_scale=1.0),
-        mo.Model(
-            lambda th: -(th["a"] ** 2),
-            lambda th, b: -((b["y"] - th["a"] * b["x"][:, 0]) ** 2),
-            {"a": 0.0},
-        ),
-    ],
+    mo.models.Logistic(),
+    mo.models.Logistic(prior_scale=1.0, intercept_scale=1.0),
+    mo.Model(
+        lambda th: -(th["a"] ** 2),
+        lambda th, b: -((b["y"] - th["a"] * b["x"][:, 0]) ** 2),
+        {"a": 0.0},
+    ),
     ids=["priors of the data", "raw priors", "own"],
 )
 def test_nan_inside_a_store_is_named_by_its_place_there(model, tmp_path):

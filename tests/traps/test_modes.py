@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.interrupted import planned
 from helpers.refusals import refused
 from helpers.slow import slowly
@@ -80,10 +81,7 @@ def anchor_of(model, rows, starts=SEARCH, **kwargs):
 # What is found -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("n", "init"),  # all rows, or a thousand of them
-    [(200, 0.3), (5_000, -2.0), *slowly((200, -2.0), (5_000, 0.3))],
-)
+@cases("n init", (200, 0.3), (5_000, -2.0), *slowly((200, -2.0), (5_000, 0.3)))
 def test_both_signs_are_found_and_weighed(n, init):
     mean = 0.4
     anchor, _ = anchor_of(square(mean, init), square_rows(n), names=("t",))
@@ -243,29 +241,25 @@ def test_a_first_point_without_a_mode_does_not_end_the_search():
     assert post.draws["a"].mean() > 1
 
 
-@pytest.mark.parametrize(
-    ("starts", "words"),
-    [
-        (0, "whole number"),
-        ("many", "whole number"),
-        ([{"u": 1.0}], "names and shapes"),
-        ([{"t": np.ones(2)}], "names and shapes"),
-        ([{"t": np.nan}], "finite"),
-    ],
+@cases(
+    "starts words",
+    (0, "whole number"),
+    ("many", "whole number"),
+    ([{"u": 1.0}], "names and shapes"),
+    ([{"t": np.ones(2)}], "names and shapes"),
+    ([{"t": np.nan}], "finite"),
 )
 def test_starts_that_make_no_sense(starts, words):
     refused(mo.SettingError, words, quick, square(), square_rows(), starts=starts)
 
 
-@pytest.mark.parametrize(
-    ("weights", "chains", "expected"),
-    [
-        ([0.5, 0.5], 4, [2, 2]),
-        ([0.92, 0.08], 4, [3, 1]),
-        ([0.6, 0.3, 0.1], 10, [6, 3, 1]),
-        ([0.4, 0.3, 0.3], 2, [1, 1, 0]),
-        ([0.97, 0.01, 0.02], 3, [1, 1, 1]),
-    ],
+@cases(
+    "weights chains expected",
+    ([0.5, 0.5], 4, [2, 2]),
+    ([0.92, 0.08], 4, [3, 1]),
+    ([0.6, 0.3, 0.1], 10, [6, 3, 1]),
+    ([0.4, 0.3, 0.3], 2, [1, 1, 0]),
+    ([0.97, 0.01, 0.02], 3, [1, 1, 1]),
 )
 def test_chains_are_shared_out_by_weight(weights, chains, expected):
     modes = Modes(np.zeros((len(weights), 1)), np.array(weights), np.ones((len(weights), 1, 1)))

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.outcomes import family, family_rows
 from helpers.refusals import refused
 from helpers.targets import all_of, sums_of
@@ -24,34 +25,32 @@ def _with(name, field, value):
     return mo.Rows(**fields)
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "value", "words"),
-    [
-        (
-            "Probit",
-            "y",
-            2,
-            "is 2 in row 7, but Probit needs outcomes that are 0 or 1 (numbers need",
-        ),
-        ("Binomial", "y", 1.5, "Binomial needs counts"),
-        ("Binomial", "y", 90, "row 7 has 90 successes in"),
-        ("Binomial", "trials", 2.5, "in 2.5 trials; 'y' must count the successes"),
-        ("BetaBinomial", "y", 90, "row 7 has 90 successes in"),
-        ("Beta", "y", 1, "is 1 in row 7, but Beta needs shares strictly between 0 and 1"),
-        ("ZeroOneInflatedBeta", "y", 30, "ZeroOneInflatedBeta needs shares from 0 to 1"),
-        ("NegativeBinomial", "y", -1, "NegativeBinomial needs counts"),
-        ("HurdlePoisson", "y", 0.5, "HurdlePoisson needs counts"),
-        ("HurdleNegativeBinomial", "y", 0.5, "HurdleNegativeBinomial needs counts"),
-        ("Gamma", "y", 0, "Gamma needs positive numbers"),
-        ("Lognormal", "y", 0, "Lognormal needs positive numbers"),
-        ("VonMises", "y", 90, "VonMises needs angles from -pi to pi, in radians"),
-        ("Tweedie", "y", -1, "Tweedie needs numbers from 0"),
-        ("HurdleLognormal", "y", -0.1, "HurdleLognormal needs numbers from 0"),
-        ("InverseGaussian", "y", -3, "InverseGaussian needs positive numbers"),
-        ("Ordinal", "y", 1.5, "Ordinal needs classes"),
-        ("Exponential", "y", 0, "Exponential needs positive times"),
-        ("Weibull", "event", 2, "'event' is 2 in row 7; it must be 1 where"),
-    ],
+@cases(
+    "name field value words",
+    (
+        "Probit",
+        "y",
+        2,
+        "is 2 in row 7, but Probit needs outcomes that are 0 or 1 (numbers need",
+    ),
+    ("Binomial", "y", 1.5, "Binomial needs counts"),
+    ("Binomial", "y", 90, "row 7 has 90 successes in"),
+    ("Binomial", "trials", 2.5, "in 2.5 trials; 'y' must count the successes"),
+    ("BetaBinomial", "y", 90, "row 7 has 90 successes in"),
+    ("Beta", "y", 1, "is 1 in row 7, but Beta needs shares strictly between 0 and 1"),
+    ("ZeroOneInflatedBeta", "y", 30, "ZeroOneInflatedBeta needs shares from 0 to 1"),
+    ("NegativeBinomial", "y", -1, "NegativeBinomial needs counts"),
+    ("HurdlePoisson", "y", 0.5, "HurdlePoisson needs counts"),
+    ("HurdleNegativeBinomial", "y", 0.5, "HurdleNegativeBinomial needs counts"),
+    ("Gamma", "y", 0, "Gamma needs positive numbers"),
+    ("Lognormal", "y", 0, "Lognormal needs positive numbers"),
+    ("VonMises", "y", 90, "VonMises needs angles from -pi to pi, in radians"),
+    ("Tweedie", "y", -1, "Tweedie needs numbers from 0"),
+    ("HurdleLognormal", "y", -0.1, "HurdleLognormal needs numbers from 0"),
+    ("InverseGaussian", "y", -3, "InverseGaussian needs positive numbers"),
+    ("Ordinal", "y", 1.5, "Ordinal needs classes"),
+    ("Exponential", "y", 0, "Exponential needs positive times"),
+    ("Weibull", "event", 2, "'event' is 2 in row 7; it must be 1 where"),
 )
 def test_rows_out_of_support_are_named(name, field, value, words):
     with pytest.raises(mo.DataError) as caught:
@@ -70,11 +69,9 @@ def test_a_field_that_is_missing_is_named(name, field):
         Target.of(family(name), mo.Rows(**fields, **{field: np.ones((30, 2))}))
 
 
-@pytest.mark.parametrize(
-    ("family", "formula", "words"),
-    [
-        ("binomial", "days ~ dose", "where COLUMN is the number of trials of each row,"),
-    ],
+@cases(
+    "family formula words",
+    ("binomial", "days ~ dose", "where COLUMN is the number of trials of each row,"),
 )
 def test_a_formula_without_the_field_says_what_belongs_there(family, formula, words):
     frame = pd.DataFrame({"days": [1.0, 2.0, 3.0, 4.0], "dose": [0.0, 1.0, 0.5, 0.2]})
@@ -83,19 +80,17 @@ def test_a_formula_without_the_field_says_what_belongs_there(family, formula, wo
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: M.Binomial(link="probitt"), "not 'probitt' (did you mean 'probit'"),
-        (lambda: M.AsymmetricLaplace(quantile=1.0), "between 0 and 1"),
-        (lambda: M.AsymmetricLaplace(smoothing=-1), "smoothing must be 0 or"),
-        (lambda: M.Ordinal(intercept=False), "cutpoints in place of an intercept"),
-        (lambda: M.Ordinal(classes=2), "classes"),
-        (lambda: M.Tweedie(power=2), "power must be a number from 1.05 to 1.95"),
-        (lambda: M.Ordinal(link="cauchit"), "probit, cloglog, not 'cauchit'"),
-        (lambda: M.StoppingRatio(intercept=False), "StoppingRatio has cutpoints in place"),
-        (lambda: M.Gamma().derivatives(np.zeros(1), np.zeros(1)), "the parameter shape beside"),
-    ],
+@cases(
+    "make words",
+    (lambda: M.Binomial(link="probitt"), "not 'probitt' (did you mean 'probit'"),
+    (lambda: M.AsymmetricLaplace(quantile=1.0), "between 0 and 1"),
+    (lambda: M.AsymmetricLaplace(smoothing=-1), "smoothing must be 0 or"),
+    (lambda: M.Ordinal(intercept=False), "cutpoints in place of an intercept"),
+    (lambda: M.Ordinal(classes=2), "classes"),
+    (lambda: M.Tweedie(power=2), "power must be a number from 1.05 to 1.95"),
+    (lambda: M.Ordinal(link="cauchit"), "probit, cloglog, not 'cauchit'"),
+    (lambda: M.StoppingRatio(intercept=False), "StoppingRatio has cutpoints in place"),
+    (lambda: M.Gamma().derivatives(np.zeros(1), np.zeros(1)), "the parameter shape beside"),
 )
 def test_impossible_settings_are_refused(make, words):
     with pytest.raises(mo.SettingError) as caught:
@@ -204,38 +199,34 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
         assert rebuild(ModelPredictor(model).to_dict()).model == model
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("negbinomial", "negative-binomial"),
-        ("zero_inflated_negbinomial", "zero-inflated-negative-binomial"),
-        ("hurdle_negativebinomial", "hurdle-negative-binomial"),
-        ("hurdle_lognormal", "hurdle-lognormal"),
-        ("inverse.gaussian", "inverse-gaussian"),
-        ("Student_T", "student-t"),
-        ("gaussian(log)", "gaussian-log"),
-        ("gaussian(link='log')", "gaussian-log"),
-        ("cratio", "stopping-ratio"),
-        ("sratio", "stopping-ratio"),
-        ("acat", "adjacent-category"),
-        ("von_mises", "von-mises"),
-    ],
+@cases(
+    "theirs ours",
+    ("negbinomial", "negative-binomial"),
+    ("zero_inflated_negbinomial", "zero-inflated-negative-binomial"),
+    ("hurdle_negativebinomial", "hurdle-negative-binomial"),
+    ("hurdle_lognormal", "hurdle-lognormal"),
+    ("inverse.gaussian", "inverse-gaussian"),
+    ("Student_T", "student-t"),
+    ("gaussian(log)", "gaussian-log"),
+    ("gaussian(link='log')", "gaussian-log"),
+    ("cratio", "stopping-ratio"),
+    ("sratio", "stopping-ratio"),
+    ("acat", "adjacent-category"),
+    ("von_mises", "von-mises"),
 )
 def test_names_of_brms_and_bambi_work(theirs, ours):
     assert family_named(theirs) is FAMILIES[ours]
 
 
-@pytest.mark.parametrize(
-    ("theirs", "words"),
-    [
-        ("cumulative('probit')", r"mo\.models\.Ordinal\(link='probit'\)"),
-        ("bernoulli(link = 'probit')", "use 'probit'"),
-        ("negbinomial(link='log')", "write 'negbinomial' without brackets"),
-        ("cratio('cloglog')", "another model"),
-        ("bernoulli(cauchit)", "use 'logistic', 'probit' or 'cloglog'"),
-        ("mixture(gaussian, gaussian)", r"mo\.Model"),
-        ("genpoisson", "'negative-binomial' for counts that vary more"),
-    ],
+@cases(
+    "theirs words",
+    ("cumulative('probit')", r"mo\.models\.Ordinal\(link='probit'\)"),
+    ("bernoulli(link = 'probit')", "use 'probit'"),
+    ("negbinomial(link='log')", "write 'negbinomial' without brackets"),
+    ("cratio('cloglog')", "another model"),
+    ("bernoulli(cauchit)", "use 'logistic', 'probit' or 'cloglog'"),
+    ("mixture(gaussian, gaussian)", r"mo\.Model"),
+    ("genpoisson", "'negative-binomial' for counts that vary more"),
 )
 def test_families_of_brms_that_are_not_here_are_refused_with_what_to_do(theirs, words):
     refused(mo.SettingError, words, family_named, theirs)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from modicum.arguments import names_checked
 from modicum.cli.fitting import require_path
@@ -23,18 +24,16 @@ Y = (X[:, 0] > 0).astype(int)
 # scikit-learn
 
 
-@pytest.mark.parametrize(
-    ("estimator", "name", "words"),
-    [
-        (LogisticRegression, "C", r"LogisticRegression\(\) has no argument 'C'.*sqrt\(C\)"),
-        (LogisticRegression, "penalty", r"the penalty is the prior.*mo\.priors\.Laplace"),
-        (LogisticRegression, "class_weight", "sample_weight of an estimator"),
-        (LogisticRegression, "solver", "method=... names the sampler"),
-        (LinearRegression, "alpha", r"LinearRegression\(\) has no argument 'alpha'.*prior_scale"),
-        (Regressor, "random_seed", "it is called random_state here"),
-        (LogisticRegression, "fit_interceptt", "did you mean 'fit_intercept'"),
-        (LogisticRegression, "colour", r"; it has prior_scale, fit_intercept, .*progressbar\.$"),
-    ],
+@cases(
+    "estimator name words",
+    (LogisticRegression, "C", r"LogisticRegression\(\) has no argument 'C'.*sqrt\(C\)"),
+    (LogisticRegression, "penalty", r"the penalty is the prior.*mo\.priors\.Laplace"),
+    (LogisticRegression, "class_weight", "sample_weight of an estimator"),
+    (LogisticRegression, "solver", "method=... names the sampler"),
+    (LinearRegression, "alpha", r"LinearRegression\(\) has no argument 'alpha'.*prior_scale"),
+    (Regressor, "random_seed", "it is called random_state here"),
+    (LogisticRegression, "fit_interceptt", "did you mean 'fit_intercept'"),
+    (LogisticRegression, "colour", r"; it has prior_scale, fit_intercept, .*progressbar\.$"),
 )
 def test_settings_of_scikit_learn_s_own_estimators(estimator, name, words):
     with pytest.raises(TypeError, match=words) as said:
@@ -69,15 +68,13 @@ def likelihood(theta, batch):
     return -0.5 * (batch["y"] - theta["a"]) ** 2
 
 
-@pytest.mark.parametrize(
-    ("functions", "words"),
-    [
-        ((likelihood, lambda theta: 0.0), "log_prior comes first, log_likelihood after it"),
-        ((None, likelihood), r"log_prior must be .* not None; lambda theta: 0\.0 is a flat prior"),
-        ((lambda theta: 0.0, None), "log_likelihood must be a function .* not None"),
-        ((lambda theta: 0.0, lambda batch: 0.0), "this one does not take two arguments.$"),
-        ((lambda: 0.0, likelihood), "this one does not take one argument.$"),
-    ],
+@cases(
+    "functions words",
+    ((likelihood, lambda theta: 0.0), "log_prior comes first, log_likelihood after it"),
+    ((None, likelihood), r"log_prior must be .* not None; lambda theta: 0\.0 is a flat prior"),
+    ((lambda theta: 0.0, None), "log_likelihood must be a function .* not None"),
+    ((lambda theta: 0.0, lambda batch: 0.0), "this one does not take two arguments.$"),
+    ((lambda: 0.0, likelihood), "this one does not take one argument.$"),
 )
 def test_functions_of_a_model_that_are_missing_or_swapped(functions, words):
     refused(mo.SettingError, words, mo.Model, *functions, {"a": 0.0})

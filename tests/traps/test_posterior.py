@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
@@ -112,16 +113,14 @@ def test_other_reference_and_unseen_levels_are_refused(post):
         refused(mo.DataError, r"column 'carrier' holds 'ZZ'.*leave such rows", ask, coded(unseen))
 
 
-@pytest.mark.parametrize(
-    ("table", "settings", "sentence"),
-    [
-        (TABLE.rename(columns={"age": "years"}), {}, r"lack 1 column .*'age'.* have .*'years'"),
-        (TABLE.drop(columns="dose"), {}, r"lack 1 column of the fit \('dose'\)"),
-        (TABLE.assign(extra=1.0), {}, r"have 1 column the fit did not \('extra'\)"),
-        (TABLE.drop(columns="carrier"), {"categorical": []}, r"lack 3 columns"),
-        (TABLE.assign(carrier=1.0), {"categorical": []}, r"'carrier' was categorical in the fit"),
-        (TABLE.assign(o=1.0), {"offset": "o"}, r"have an offset and the rows of the fit had none"),
-    ],
+@cases(
+    "table settings sentence",
+    (TABLE.rename(columns={"age": "years"}), {}, r"lack 1 column .*'age'.* have .*'years'"),
+    (TABLE.drop(columns="dose"), {}, r"lack 1 column of the fit \('dose'\)"),
+    (TABLE.assign(extra=1.0), {}, r"have 1 column the fit did not \('extra'\)"),
+    (TABLE.drop(columns="carrier"), {"categorical": []}, r"lack 3 columns"),
+    (TABLE.assign(carrier=1.0), {"categorical": []}, r"'carrier' was categorical in the fit"),
+    (TABLE.assign(o=1.0), {"offset": "o"}, r"have an offset and the rows of the fit had none"),
 )
 def test_other_columns_are_named(post, table, settings, sentence):
     for ask in (post.predict, post.score):
@@ -196,26 +195,24 @@ def test_tables_with_numbers_as_levels_and_with_offsets():
 
 
 @pytest.mark.parametrize("fit_rows", [True, False])
-@pytest.mark.parametrize(
+@cases(
     "batch",
-    [
-        {"x": np.zeros((3, 4))},
-        {"x": np.zeros(3)},
-        {"x": np.zeros((3, 5, 1))},
-        {"x": np.full((3, 5), np.nan)},
-        {"x": np.full((3, 5), "a")},
-        {"x": [[1.0, 2.0], [3.0]]},
-        {"x": None},
-        {"x": 5.0},
-        {"x": np.zeros((3, 5)), "offset": np.zeros(2)},
-        {"x": np.zeros((3, 5)), 7: np.zeros(3)},
-        {"x": np.zeros((3, 5)), "columns": list("abcde")},
-        {"z": np.zeros((3, 5))},
-        {},
-        [1, 2],
-        "rows",
-        None,
-    ],
+    {"x": np.zeros((3, 4))},
+    {"x": np.zeros(3)},
+    {"x": np.zeros((3, 5, 1))},
+    {"x": np.full((3, 5), np.nan)},
+    {"x": np.full((3, 5), "a")},
+    {"x": [[1.0, 2.0], [3.0]]},
+    {"x": None},
+    {"x": 5.0},
+    {"x": np.zeros((3, 5)), "offset": np.zeros(2)},
+    {"x": np.zeros((3, 5)), 7: np.zeros(3)},
+    {"x": np.zeros((3, 5)), "columns": list("abcde")},
+    {"z": np.zeros((3, 5))},
+    {},
+    [1, 2],
+    "rows",
+    None,
 )
 def test_odd_batches_are_a_clear_error(batch, fit_rows):
     for ask in (posterior(fit_rows=fit_rows).predict, posterior(fit_rows=fit_rows).score):
@@ -353,19 +350,17 @@ def test_the_rows_of_the_fit_are_taken(post, tmp_path):
     assert np.isfinite(post.stein_discrepancy(again, draws=30, progressbar=False).squared)
 
 
-@pytest.mark.parametrize(
-    ("rows", "sentence"),
-    [
-        (coded(TABLE[["dose", "carrier", "age", "late"]]), "columns in another order"),
-        (coded(TABLE.assign(dose=TABLE["dose"] + 1)), "hold different values"),
-        (coded(TABLE.assign(late=1 - TABLE["late"])), "hold different values"),
-        (coded(TABLE.rename(columns={"age": "years"}).assign(dose=0.0)), "lack 1 column"),
-        (coded(TABLE, dtype="float32"), "are float32"),
-        (coded(TABLE, categorical={"carrier": "UA"}), r"lack 1 column .*'carrier\[UA\]'"),
-        (coded(TABLE[:500]), "600 rows, but 500"),
-        (coded(TABLE, dense=True), "hold levels as columns of zeros and ones"),
-        ({"x": np.zeros((600, 5))}, "as mo.Rows, not dict"),
-    ],
+@cases(
+    "rows sentence",
+    (coded(TABLE[["dose", "carrier", "age", "late"]]), "columns in another order"),
+    (coded(TABLE.assign(dose=TABLE["dose"] + 1)), "hold different values"),
+    (coded(TABLE.assign(late=1 - TABLE["late"])), "hold different values"),
+    (coded(TABLE.rename(columns={"age": "years"}).assign(dose=0.0)), "lack 1 column"),
+    (coded(TABLE, dtype="float32"), "are float32"),
+    (coded(TABLE, categorical={"carrier": "UA"}), r"lack 1 column .*'carrier\[UA\]'"),
+    (coded(TABLE[:500]), "600 rows, but 500"),
+    (coded(TABLE, dense=True), "hold levels as columns of zeros and ones"),
+    ({"x": np.zeros((600, 5))}, "as mo.Rows, not dict"),
 )
 def test_other_rows_are_refused(post, rows, sentence):
     refused(mo.ModicumError, sentence, post.correct, rows, progressbar=False)
@@ -695,44 +690,42 @@ def test_any_change_of_the_page_loads_or_is_a_clear_error(saved, tmp_path):
     assert refused > 60
 
 
-@pytest.mark.parametrize(
-    ("at", "odd"),
-    [
-        (("draws",), None),
-        (("draws",), {"dict": []}),
-        (("draws",), {"dict": [["beta", 3.0]]}),
-        (("draws",), {"dict": [["beta", {"array": 0}], ["b", {"array": "0"}]]}),
-        (("draws",), {"dict": [["beta", {"array": "../0"}]]}),
-        (("draws",), {"dict": 5}),
-        (("draws",), {"set": []}),
-        (("draws",), {"dict": [], "list": []}),
-        (("draws",), {"dict": [["\ud800", {"array": 0}]]}),
-        (("settings",), {"dict": [["method", "\ud800"]]}),
-        (("weights",), "heavy"),
-        (("weights",), {"array": 3}),
-        (("labels",), {"dict": [["nothing", {"list": ["a"]}]]}),
-        (("labels",), {"dict": [["beta", 3]]}),
-        (("warnings",), [{"code": 1, "sentence": "s", "remedy": "", "numbers": {}}]),
-        (("warnings",), [{"code": "c", "sentence": "s", "remedy": "", "numbers": {"code": 1}}]),
-        (("warnings",), ["a sentence"]),
-        (("warnings",), 7),
-        (("ledger",), {}),
-        (("ledger", "rows"), 0),
-        (("ledger", "rows"), 1e400),
-        (("ledger", "counts"), [["a"]]),
-        (("predictor",), "Logistic"),
-        (("rows",), {}),
-        (("rows", "schema", "columns"), [1]),
-        (("rows", "dtype"), "object"),
-        (("rows", "fingerprint"), None),
-        (("version",), "2"),
-        (("version",), True),
-        (("version",), 1),
-        (("version",), 3),
-        (("format",), "zip"),
-        ((), []),
-        ((), "text"),
-    ],
+@cases(
+    "at odd",
+    (("draws",), None),
+    (("draws",), {"dict": []}),
+    (("draws",), {"dict": [["beta", 3.0]]}),
+    (("draws",), {"dict": [["beta", {"array": 0}], ["b", {"array": "0"}]]}),
+    (("draws",), {"dict": [["beta", {"array": "../0"}]]}),
+    (("draws",), {"dict": 5}),
+    (("draws",), {"set": []}),
+    (("draws",), {"dict": [], "list": []}),
+    (("draws",), {"dict": [["\ud800", {"array": 0}]]}),
+    (("settings",), {"dict": [["method", "\ud800"]]}),
+    (("weights",), "heavy"),
+    (("weights",), {"array": 3}),
+    (("labels",), {"dict": [["nothing", {"list": ["a"]}]]}),
+    (("labels",), {"dict": [["beta", 3]]}),
+    (("warnings",), [{"code": 1, "sentence": "s", "remedy": "", "numbers": {}}]),
+    (("warnings",), [{"code": "c", "sentence": "s", "remedy": "", "numbers": {"code": 1}}]),
+    (("warnings",), ["a sentence"]),
+    (("warnings",), 7),
+    (("ledger",), {}),
+    (("ledger", "rows"), 0),
+    (("ledger", "rows"), 1e400),
+    (("ledger", "counts"), [["a"]]),
+    (("predictor",), "Logistic"),
+    (("rows",), {}),
+    (("rows", "schema", "columns"), [1]),
+    (("rows", "dtype"), "object"),
+    (("rows", "fingerprint"), None),
+    (("version",), "2"),
+    (("version",), True),
+    (("version",), 1),
+    (("version",), 3),
+    (("format",), "zip"),
+    ((), []),
+    ((), "text"),
 )
 def test_odd_pages_are_refused(saved, tmp_path, at, odd):
     page, members = saved
@@ -740,15 +733,13 @@ def test_odd_pages_are_refused(saved, tmp_path, at, odd):
         Posterior.load(write(tmp_path / "odd", replaced(page, at, odd), members))
 
 
-@pytest.mark.parametrize(
+@cases(
     "spec",
-    [
-        {"dict": [["family", "Logistic"], ["settings", {"dict": [["prior_scale", -1]]}]]},
-        {"dict": [["family", "Logistic"], ["settings", {"dict": [["colour", 1]]}]]},
-        {"dict": [["family", "Logistic"], ["settings", 3]]},
-        {"dict": [["family", {"list": []}], ["settings", {"dict": []}]]},
-        {"dict": [["family", "Logistic"]]},
-    ],
+    {"dict": [["family", "Logistic"], ["settings", {"dict": [["prior_scale", -1]]}]]},
+    {"dict": [["family", "Logistic"], ["settings", {"dict": [["colour", 1]]}]]},
+    {"dict": [["family", "Logistic"], ["settings", 3]]},
+    {"dict": [["family", {"list": []}], ["settings", {"dict": []}]]},
+    {"dict": [["family", "Logistic"]]},
 )
 def test_models_that_cannot_be_rebuilt(saved, tmp_path, spec):
     page, members = saved
@@ -768,23 +759,21 @@ def header(shape, descr="<f8", data=b"", version=b"\x01\x00"):
     return b"\x93NUMPY" + version + len(text).to_bytes(2, "little") + text + data
 
 
-@pytest.mark.parametrize(
+@cases(
     "array",
-    [
-        header("(10000000000000,)"),
-        header("(2, 30, 10000000000000)", data=b"0" * 64),
-        header("(-1,)", data=b"0" * 8),
-        header("(1.5,)", data=b"0" * 8),
-        header("(2, 30)", descr="|O", data=b"0" * 480),
-        header("(2, 30)", descr="<M8[s]", data=b"0" * 480),
-        header("(2, 30, 0, 10000000000000000000000)"),
-        header("(" * 4000),
-        header("(2, 30)", data=b"0" * 480, version=b"\x07\x00"),
-        header("(1000000000000000000,)", descr="|S0"),
-        b"",
-        b"\x93NUMPY",
-        pickle.dumps([1, 2]),
-    ],
+    header("(10000000000000,)"),
+    header("(2, 30, 10000000000000)", data=b"0" * 64),
+    header("(-1,)", data=b"0" * 8),
+    header("(1.5,)", data=b"0" * 8),
+    header("(2, 30)", descr="|O", data=b"0" * 480),
+    header("(2, 30)", descr="<M8[s]", data=b"0" * 480),
+    header("(2, 30, 0, 10000000000000000000000)"),
+    header("(" * 4000),
+    header("(2, 30)", data=b"0" * 480, version=b"\x07\x00"),
+    header("(1000000000000000000,)", descr="|S0"),
+    b"",
+    b"\x93NUMPY",
+    pickle.dumps([1, 2]),
 )
 def test_odd_arrays_are_refused(saved, tmp_path, array):
     page, members = saved

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.interrupted import planned
 from helpers.laws import LAWS, log_density
 from helpers.slow import slowly
@@ -565,22 +566,20 @@ def steps_of_scipy(family, prior, unit, rescaled, rows, at):
     return (up - down) / (2 * h), (up - 2 * middle + down) / h**2
 
 
-@pytest.mark.parametrize(
-    ("family", "prior", "unit", "rescaled"),
-    [
-        ("StudentT", "half-cauchy", 1e3, True),  # as an own prior was first met, and crashed
-        ("StudentT", "exponential", 1e3, True),
-        ("InverseGaussian", "half-cauchy", 1e3, True),
-        ("Weibull", "log-normal", 1e5, False),  # far from any shape that data have
-        *slowly(
-            *(
-                (family, prior, unit, rescaled)
-                for family, prior in product(SCALED, POSITIVE)
-                for unit in (1e-3, 0.1, 1.0, 100.0, 1e5)
-                for rescaled in ((True, False) if family in HAS_UNIT else (False,))
-            )
-        ),
-    ],
+@cases(
+    "family prior unit rescaled",
+    ("StudentT", "half-cauchy", 1e3, True),  # as an own prior was first met, and crashed
+    ("StudentT", "exponential", 1e3, True),
+    ("InverseGaussian", "half-cauchy", 1e3, True),
+    ("Weibull", "log-normal", 1e5, False),  # far from any shape that data have
+    *slowly(
+        *(
+            (family, prior, unit, rescaled)
+            for family, prior in product(SCALED, POSITIVE)
+            for unit in (1e-3, 0.1, 1.0, 100.0, 1e5)
+            for rescaled in ((True, False) if family in HAS_UNIT else (False,))
+        )
+    ),
 )
 def test_a_prior_of_a_scale_has_the_mode_and_the_width_of_scipy(family, prior, unit, rescaled):
     rows, sd = scale_case(family, unit, rescaled), wide(family, unit, rescaled)
@@ -616,13 +615,11 @@ def test_a_prior_of_a_scale_beside_groups_is_the_same_in_other_units():
         np.testing.assert_allclose(at_other, 0.05 * at_one, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("family", "priors", "in_summary"),
-    [
-        ("ZeroInflatedPoisson", {"logit_zero_inflation": P.Normal(-1, 1)}, "zero_inflation"),
-        ("HurdlePoisson", {"logit_zero_chance": P.StudentT(3, 0, 1)}, "zero_chance"),
-        ("Ordinal", {"intercept": P.Normal(0, 2), "gap_0001": P.HalfNormal(1)}, "cutpoint"),
-    ],
+@cases(
+    "family priors in_summary",
+    ("ZeroInflatedPoisson", {"logit_zero_inflation": P.Normal(-1, 1)}, "zero_inflation"),
+    ("HurdlePoisson", {"logit_zero_chance": P.StudentT(3, 0, 1)}, "zero_chance"),
+    ("Ordinal", {"intercept": P.Normal(0, 2), "gap_0001": P.HalfNormal(1)}, "cutpoint"),
 )
 def test_parameters_that_are_reported_on_another_scale_have_keys_of_their_own(
     family, priors, in_summary

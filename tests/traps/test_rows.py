@@ -21,6 +21,7 @@ from pyarrow import fs
 from typer.testing import CliRunner
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.disks import small_disk
 from helpers.refusals import refused
 from modicum.cli import app
@@ -155,17 +156,15 @@ def test_a_level_and_a_column_of_one_name():
         Rows.from_table(frame, categorical=["g"])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"categorical": 5}, "categorical must be a sequence of names, not int"),
-        ({"categorical": None}, "categorical must be a sequence of names, not NoneType"),
-        ({"categorical": [["g"]]}, "categorical must be the name of a column, not list"),
-        ({"categorical": {"g": np.ones(2)}}, "reference level of column 'g' must be text"),
-        ({"predictors": np.array(5)}, "predictors must be a sequence of names, not ndarray"),
-        ({"predictors": 5}, "predictors must be a sequence of names, not int"),
-        ({"dtype": "f4,("}, "dtype must be float32"),
-    ],
+@cases(
+    "settings message",
+    ({"categorical": 5}, "categorical must be a sequence of names, not int"),
+    ({"categorical": None}, "categorical must be a sequence of names, not NoneType"),
+    ({"categorical": [["g"]]}, "categorical must be the name of a column, not list"),
+    ({"categorical": {"g": np.ones(2)}}, "reference level of column 'g' must be text"),
+    ({"predictors": np.array(5)}, "predictors must be a sequence of names, not ndarray"),
+    ({"predictors": 5}, "predictors must be a sequence of names, not int"),
+    ({"dtype": "f4,("}, "dtype must be float32"),
 )
 def test_settings_of_other_types(tmp_path, settings, message):
     frame = pd.DataFrame({"g": ["u", "v"], "y": [0, 1]})
@@ -300,19 +299,17 @@ def test_shards_outside_are_not_even_opened(store, tmp_path):
         refused(DataError, "is not the name of a shard", Rows.open, store)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "not JSON"),
-        (b"{", "not JSON"),
-        (b"\xff\xfe\x00{", "not UTF-8 text"),
-        (b"[" * 200_000, "nested too deeply"),
-        (b'{"format": "modicum-rows", "levels":' + b'{"a":' * 200_000, "nested too deeply"),
-        (b"null", "does not say that its format"),
-        (b"[1, 2]", "does not say that its format"),
-        (b'{"format": "other"}', "does not say that its format"),
-        (b'{"rows": ' + b"9" * 10_000 + b"}", "is damaged"),
-    ],
+@cases(
+    "content reason",
+    (b"", "not JSON"),
+    (b"{", "not JSON"),
+    (b"\xff\xfe\x00{", "not UTF-8 text"),
+    (b"[" * 200_000, "nested too deeply"),
+    (b'{"format": "modicum-rows", "levels":' + b'{"a":' * 200_000, "nested too deeply"),
+    (b"null", "does not say that its format"),
+    (b"[1, 2]", "does not say that its format"),
+    (b'{"format": "other"}', "does not say that its format"),
+    (b'{"rows": ' + b"9" * 10_000 + b"}", "is damaged"),
     ids=["empty", "cut", "binary", "nested", "nested-objects", "null", "list", "other", "digits"],
 )
 def test_files_that_are_not_descriptions_are_refused(store, content, reason):
@@ -393,14 +390,12 @@ def test_a_shard_that_is_a_pipe(store):
     refused(DataError, r"rows-00001\.npy of .* is not a file", Rows.open, store)
 
 
-@pytest.mark.parametrize(
-    ("code", "remedy"),
-    [
-        (errno.EMFILE, r"limit on open files \(ulimit -n\)"),
-        (errno.ENOMEM, r"limit on address space \(ulimit -v\)"),
-        (errno.EACCES, "check its permissions"),
-        (errno.EIO, "check its permissions and its disk"),
-    ],
+@cases(
+    "code remedy",
+    (errno.EMFILE, r"limit on open files \(ulimit -n\)"),
+    (errno.ENOMEM, r"limit on address space \(ulimit -v\)"),
+    (errno.EACCES, "check its permissions"),
+    (errno.EIO, "check its permissions and its disk"),
 )
 def test_remedies_fit_the_failure(store, monkeypatch, code, remedy):
     def refuse(*_, **__):
@@ -600,13 +595,11 @@ def test_rows_that_no_memory_holds():
         Rows(x=ones, dtype="float64")
 
 
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        (np.full(200, 1e9), "sum to about 2e+11, and a weight is"),
-        (350 + np.linspace(0, 1, 200), "of 7.01e+04 independent rows, 18.7 times as narrow"),
-        (np.linspace(0.5, 1.5, 200) / 200, "of 1 independent rows, 14.1 times as wide"),
-    ],
+@cases(
+    "weights words",
+    (np.full(200, 1e9), "sum to about 2e+11, and a weight is"),
+    (350 + np.linspace(0, 1, 200), "of 7.01e+04 independent rows, 18.7 times as narrow"),
+    (np.linspace(0.5, 1.5, 200) / 200, "of 1 independent rows, 14.1 times as wide"),
 )
 def test_weights_that_are_no_numbers_of_rows(weights, words):
     (doubt,) = doubtful_weights(mo.Rows(x=np.ones((200, 1)), y=np.ones(200), weight=weights))
@@ -682,9 +675,7 @@ def test_credentials_in_a_uri_are_shown_nowhere(tmp_path, monkeypatch):
     assert store.parents[1].stat().st_mode & 0o077 == 0  # of the folder, so of all that is in it
 
 
-@pytest.mark.parametrize(
-    "uri", ["s3://KEY:SEC/RET@b/x", "s3://KEY:SEC RET@b/x", "foo://K:SECRET@b/x"]
-)
+@cases("uri", "s3://KEY:SEC/RET@b/x", "s3://KEY:SEC RET@b/x", "foo://K:SECRET@b/x")
 def test_a_uri_that_cannot_be_read_is_quoted_without_credentials(uri, tmp_path):
     with pytest.raises(SettingError, match="cannot be read") as error:
         ingest(uri, tmp_path / "s")

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.cases import cases
 from helpers.refusals import refused
 from helpers.targets import sums_of
 from modicum.errors import as_options
@@ -41,20 +42,18 @@ def test_a_file_with_another_separator_is_read_and_a_frame_named(mark, word, tab
     assert "separate" not in names_like("x", ["a", "b;c"])  # two columns were recognised
 
 
-@pytest.mark.parametrize(
-    ("text", "dialect"),
-    [
-        ('"x, cm";y\n1;2\n', ";."),
-        ("x;y,z\n1;2,3\n", ",."),  # as before: commas if there are any
-        ("x\n1;2\n", ",."),
-        ("x;y\n1.5;2\n", ";."),
-        ("x;y\n1,5;2\n", ";,"),
-        ("x;y\n1.5;2,5\n", ";."),  # which of them is a number is for the reader to say
-        ("x;y\n1,500;2\n", ";."),  # 1500?
-        ("x;y\n1,500;0,250\n", ";,"),
-        ("x\ty\n1,5\t2\n", "\t."),
-        ("", ",."),
-    ],
+@cases(
+    "text dialect",
+    ('"x, cm";y\n1;2\n', ";."),
+    ("x;y,z\n1;2,3\n", ",."),  # as before: commas if there are any
+    ("x\n1;2\n", ",."),
+    ("x;y\n1.5;2\n", ";."),
+    ("x;y\n1,5;2\n", ";,"),
+    ("x;y\n1.5;2,5\n", ";."),  # which of them is a number is for the reader to say
+    ("x;y\n1,500;2\n", ";."),  # 1500?
+    ("x;y\n1,500;0,250\n", ";,"),
+    ("x\ty\n1,5\t2\n", "\t."),
+    ("", ",."),
 )
 def test_how_columns_are_separated_and_numbers_are_written(text, dialect):
     assert "".join(Dialect.seen_in(text)) == dialect
@@ -79,18 +78,16 @@ def test_decimal_commas_and_numbers_as_text_are_not_levels(table):
     assert "beta[x[2.5]]" in mo.fit("y ~ x", versions, **RUN).summary().index
 
 
-@pytest.mark.parametrize(
-    ("written", "is_number"),
-    [
-        (["5%", "10%", "12.5 %"], True),
-        (["-$5", "$1,000", "$7.50"], True),
-        (["5 €", "7,50 €", "1 000 €"], True),
-        (["1'000", "20", "3'000.5"], True),
-        (["5", "6", "7%"], True),
-        (["5 mg", "10 mg", "20 mg"], False),
-        (["10-20", "20-30", "30+"], False),
-        (["1a", "2a", "#3"], False),
-    ],
+@cases(
+    "written is_number",
+    (["5%", "10%", "12.5 %"], True),
+    (["-$5", "$1,000", "$7.50"], True),
+    (["5 €", "7,50 €", "1 000 €"], True),
+    (["1'000", "20", "3'000.5"], True),
+    (["5", "6", "7%"], True),
+    (["5 mg", "10 mg", "20 mg"], False),
+    (["10-20", "20-30", "30+"], False),
+    (["1a", "2a", "#3"], False),
 )
 def test_numbers_with_signs_are_not_levels(written, is_number, tmp_path):
     frame = pd.DataFrame({"y": [0.0, 1.0, 2.0], "x": written})
