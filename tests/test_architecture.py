@@ -45,7 +45,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_070,
-    "rows": 6_954,
+    "rows": 6_956,
     "methods": 6_352,
     "posterior": 5_882,
     "kernels": 3_745,

@@ -137,7 +137,9 @@ class RowStream(NamedTuple):
         if self.total is None:
             none = {k: np.empty((0, *shape), about.dtypes[k]) for k, shape in about.fields.items()}
             held = list(parts) or [none]
-            arrays = {name: np.concatenate([part.pop(name) for part in held]) for name in none}
+            arrays = {
+                name: np.concatenate([part.pop(name) for part in held]) for name in about.fields
+            }
             return MemoryBackend.of(about, arrays)
         if self.lent is None:
             _require_memory(self.total * about.row_bytes)
