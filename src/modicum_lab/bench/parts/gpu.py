@@ -19,7 +19,7 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from modicum import (
 )
 from modicum.diagnostics import batch_means_inefficiency
 from modicum.methods import Method
+from modicum_lab.bench import figures
 from modicum_lab.bench.accuracy import KeptReference, by_importance, of_table
 from modicum_lab.bench.runs import flat_scalars
 from modicum_lab.bench.stand_ins import plain
@@ -257,6 +258,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     arguments.add_argument("--tables", nargs="+", default=["made-up"], choices=TABLES)
     arguments.add_argument("--precision", nargs="+", default=["float64", "float32"])
+    arguments.add_argument("--docs", metavar="NAME", help="keep figures in docs/ under this name")
     arguments.add_argument("--bandwidth", type=float, default=4.8, help="of the card, TB/s")
     arguments.add_argument("--float64", type=float, default=34.0, help="of the card, TFLOP/s")
     arguments.add_argument("--float32", type=float, default=67.0, help="of the card, TFLOP/s")
@@ -285,12 +287,39 @@ def cases(arguments: argparse.Namespace, table: str = "made-up") -> list[Case]:
 def main() -> None:
     """Run every case; print the report, and the goal if thousands of chains ran."""
     arguments = parser().parse_args()
+    measured = figures.measured_now("python -m modicum_lab.bench.parts.gpu")
+    kept: list[Table] = []
     for name in arguments.tables:
-        report(arguments, name)
+        kept += by_chains(report(arguments, name), arguments.chains)
+    if arguments.docs:
+        figures.keep(arguments.docs, kept, measured)
 
 
-def report(arguments: argparse.Namespace, name: str) -> None:
-    """Run every case of one table."""
+def by_chains(lines: Table, chains: Sequence[int]) -> list[Table]:
+    """Return the report as two tables for the documentation, with a column per number of chains."""
+    found = {tuple(row[:3]): dict(zip(COLUMNS, row, strict=True)) for row in lines.rows}
+    kinds = dict.fromkeys((name, precision) for name, precision, _ in found)
+
+    def row(kind: tuple[str, str], column: str, label: str) -> list[Any]:
+        cells = (found.get((*kind, number), {}).get(column) for number in chains)
+        return [label, *cells]
+
+    heads = [f"{number:,}" for number in chains]
+    rates = Table(lines.title, ["ESS per second, by chains", *heads])
+    costs = Table(lines.title, ["an iteration, by chains", *heads])
+    for kind in kinds:
+        label = ", ".join(kind)
+        rates.rows.append(row(kind, "ESS per second", label))
+        costs.rows += [
+            row(kind, "us per iteration", f"{label}: microseconds"),
+            row(kind, "bandwidth, %", "share of the memory bandwidth, %"),
+            row(kind, "arithmetic, %", "share of the arithmetic, %"),
+        ]
+    return [rates, costs]
+
+
+def report(arguments: argparse.Namespace, name: str) -> Table:
+    """Run and print every case of one table; return its lines."""
     card = Card(arguments.bandwidth, arguments.float64, arguments.float32)
     table = plain(arguments.rows) if name == "made-up" else flights(download=False)
     is_real = name != "made-up"
@@ -312,6 +341,7 @@ def report(arguments: argparse.Namespace, name: str) -> None:
     print(lines.markdown())
     if limits.rows:
         print(limits.markdown())
+    return lines
 
 
 if __name__ == "__main__":

@@ -118,3 +118,22 @@ def test_figures_of_the_landing_page_are_those_of_the_stored_run(run):
     for figure in (*(of[who][what] for who, what in COLUMNS.values()), "151"):
         assert figure in page
         assert misquoted_by_landing_page(page.replace(figure, "7"), run)
+
+
+def ratios_of_the_text(page):
+    """Return the ratios to NumPyro that the page of the benchmarks says in its text."""
+    text = " ".join(page.split("## What the ratio to NumPyro depends on")[1].split())
+    documented = r"makes (\S+) \(m = 200\) and (\S+) \(m = 1,300\)"
+    return re.search(rf"{documented}.*? ratio is (\S+), and .*? (\S+) and (\S+) \(", text).groups()
+
+
+def test_ratios_in_the_text_are_those_of_the_stored_run(run):
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    small, million, ten = (
+        stored(run, "HIGGS-shaped", rows)[0] for rows in ("100,000", "1,000,000", "10,000,000")
+    )
+    column = "Modicum's over it"
+    documented = [small[f"NumPyro HMCECS, m = {m}"][column] for m in ("200", "1,300")]
+    given = [table[THEIRS][column] for table in (small, million, ten)]
+    assert [*ratios_of_the_text(page)] == [*documented, *given]
+    assert "791" not in ratios_of_the_text(page.replace("791", "971"))
