@@ -44,21 +44,21 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_070,
-    "rows": 6_956,
+    "models": 8_068,
+    "rows": 6_960,
     "methods": 6_352,
-    "posterior": 5_882,
+    "posterior": 5_861,
     "kernels": 3_745,
     "passes": 2_897,
     "": 3_400,
     "run": 1_338,
-    "cli": 1_070,
+    "cli": 1_068,
     "digest": 872,
     "linalg": 701,
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_343  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_345  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")

@@ -174,7 +174,7 @@ def test_saved_and_loaded(frame, post, tmp_path):
         assert list(loaded.effects("ward")["mean"]) == list(post.effects("ward")["mean"])
         return
     refused(mo.SettingError, "need the rows of the fit", loaded.predict, new, groups="known")
-    refused(mo.SettingError, "a file does not keep", loaded.effects, "ward")
+    refused(mo.SettingError, "does not hold; give the rows", loaded.effects, "ward")
     rows = read_formula(FORMULA, frame, progressbar=False)
     for given in (rows, frame):
         again = loaded.effects("ward", rows=given)

@@ -6,7 +6,7 @@ import math
 import numbers
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
@@ -202,9 +202,26 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     return int(value)  # type: ignore[call-overload]
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural if needed."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def too_few(number: int, noun: str) -> str:
     """Return "1 draw is too few" or "30 draws are too few"."""
-    return f"{number:,} {noun}{'s are' if number != 1 else ' is'} too few"
+    return f"{count(number, noun)} {'are' if number != 1 else 'is'} too few"
+
+
+def first_few(names: Sequence[object], most: int) -> str:
+    """List the first names, and count the others.
+
+    Examples
+    --------
+    >>> first_few("abcd", 2)
+    'a, b and 2 more'
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def fault_text(fault: Exception) -> str:

@@ -544,12 +544,7 @@ def shrinkage(
     -------
     matplotlib.axes.Axes
     """
-    rows = post.held_rows()
-    if rows is None:
-        raise SettingError(
-            "the plot needs the rows of the fit, which this posterior, made by hand or loaded from "
-            "a file, does not hold; load it with its rows: Posterior.load(path, data=...)."
-        )
+    rows = post.rows_of_fit(None, "a plot of shrinkage")
     effects = post.effects(group, levels=levels, prob=prob)
     name = _effect_name(post, group, effect)
     shrunk = group_effects.shrinkage(post, rows, group, name, effects)

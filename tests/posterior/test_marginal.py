@@ -197,7 +197,7 @@ def test_what_cannot_be_asked_is_refused(logistic):
     refused(SettingError, "two values or more", logistic.contrast, "dose", 1)
     refused(SettingError, "comparison must be", logistic.contrast, "dose", comparison="odds")
     bare = posteriors.bare(mo.models.Logistic(), logistic.draws)
-    refused(SettingError, "needs rows to average over", bare.marginal, "dose")
+    refused(SettingError, "needs rows, which this posterior", bare.marginal, "dose")
     for words, model in {
         "an odds ratio needs probabilities": mo.models.Gaussian(scale=1.0),
         "Poisson does not predict": mo.models.Poisson(),  # even below 1

@@ -335,7 +335,9 @@ def test_what_cannot_be_checked_is_refused():
     trials = mo.Rows(x=x, y=[1.0, 2, 3, 4], trials=[5, 5, 5, 5])
     post = known(mo.models.Binomial(), trials, np.zeros(1), 0.0)
     refused(DataError, "depend on the field 'trials'", post.predictive, {"x": x})
-    refused(SettingError, "does not hold its rows", bare(post.predictor.model, post.draws).ppc)
+    refused(
+        SettingError, "does not hold; give the rows", bare(post.predictor.model, post.draws).ppc
+    )
 
 
 # New groups ----------------------------------------------------------------------------------

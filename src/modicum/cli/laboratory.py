@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from modicum.cli.commands import Quiet, app
-from modicum.cli.output import console, count, errors, one_sentence
-from modicum.errors import ModicumError, ModicumWarning, SettingError
+from modicum.cli.output import console, errors, one_sentence
+from modicum.errors import ModicumError, ModicumWarning, SettingError, count
 from modicum_command import unwatch
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from modicum.errors import DataError, ModicumError, SettingError, as_options
+from modicum.errors import DataError, ModicumError, SettingError, as_options, count
 from modicum.files import place_name, require_writable, whole_file
 from modicum.libraries import pandas as pd
 from modicum.libraries import pyarrow as pa
@@ -108,11 +108,6 @@ def print_warnings(post: Posterior) -> None:
     """Print every warning on standard error."""
     for text in map(str, post.warnings):
         errors().print(f"[yellow]Warning:[/] {escape(text)}")
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural if needed."""
-    return f"{number:,} {noun}" + "s" * (number != 1)
 
 
 def console(quiet: bool) -> Console:

@@ -20,13 +20,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from modicum.errors import ModicumWarning
+from modicum.errors import ModicumWarning, first_few
 from modicum.rows import Rows
 
 CHUNK = 65_536
 MOST_NUMBERS = 2**23  # largest size of a chunk whose codes are expanded to columns
 HARDEST = 500  # rows that a linear programme starts with, and that each round adds at most
 EASIEST = 100  # easiest rows to start with: the hardest may all lie on the boundary
+NAMED = 3  # columns that a warning names
 ROUNDS = 12
 WIDEST = 500  # most coefficients for which linear programmes are tried
 SOLVER = 1e-7  # tolerance of the linear programmes, for columns of scale one
@@ -50,7 +51,7 @@ def _separated(complete: bool, columns: Sequence[str] = ()) -> ModicumWarning:
         verb = "predicts" if columns else "predict"
         finding = f"{part} {verb} every outcome perfectly (complete separation)"
     elif columns:
-        part = f"each of {_listed(columns)}" if len(columns) > 1 else columns[0]
+        part = f"each of {first_few(columns, NAMED)}" if len(columns) > 1 else columns[0]
         finding = (
             f"{part} predicts the outcome perfectly in all rows where it differs from one "
             "value, like a level with a single outcome (quasi-complete separation)"
@@ -68,12 +69,6 @@ def _separated(complete: bool, columns: Sequence[str] = ()) -> ModicumWarning:
         complete=complete,
         columns=len(columns),
     )
-
-
-def _listed(columns: Sequence[str]) -> str:
-    """Name the first three columns, and count the others."""
-    more = f" and {len(columns) - 3} more" if len(columns) > 3 else ""
-    return ", ".join(columns[:3]) + more
 
 
 Classified: TypeAlias = tuple[np.ndarray, np.ndarray]  # columns and classes of some rows
@@ -233,7 +228,7 @@ def find_silent_counts(rows: Rows, intercept: bool, field: str = "y") -> Found:
     which = np.flatnonzero(level & aside & varies)
     if not len(which):
         return None, 1
-    named = ("one of " if len(which) > 1 else "") + _listed([names[j] for j in which])
+    named = ("one of " if len(which) > 1 else "") + first_few([names[j] for j in which], NAMED)
     observation = (
         f"{none} in rows where {named} differs from one value, as in a level without {counts}"
     )

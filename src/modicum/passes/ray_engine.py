@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from modicum.arguments import Count, check_settings
-from modicum.errors import ModicumError, ResourceError, SettingError, first_line
+from modicum.errors import ModicumError, ResourceError, SettingError, count, first_line
 from modicum.passes.engine import A, ChunkSum, Engine, EngineChoice, chunk_bounds
 from modicum.passes.worker import (
     NO_MEMORY,
@@ -179,7 +179,7 @@ class RayEngine(Engine):
     ) -> Iterator[Answer]:
         """Yield the answers for all shares of a pass in order, with a few in flight per worker."""
         waiting: deque[tuple[Call, int]] = deque()
-        workers = f"{len(self._actors)} worker" + "s" * (len(self._actors) != 1)
+        workers = count(len(self._actors), "worker")
         with phase(description, total, self.progressbar, unit, PATIENCE) as progress:
             since = time.monotonic()
 

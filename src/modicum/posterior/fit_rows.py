@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.errors import DataError, SettingError, argument
+from modicum.errors import DataError, SettingError, argument, count, first_few
 from modicum.files import Json
 from modicum.libraries import pandas as pd
 from modicum.libraries import pyarrow as pa
@@ -214,7 +214,7 @@ def aligned(
         x = theirs.fields.get("x")
         if x is not None and x != (len(ours.columns),):
             raise DataError(
-                f"x has {_count(x[0], 'column') if x else 'no columns'}, but the fit had "
+                f"x has {count(x[0], 'column') if x else 'no columns'}, but the fit had "
                 f"{len(ours.columns)} ({_listed(ours.columns)}), some of them for levels of "
                 "factors; give the factors as codes={...}, or give all columns."
             )
@@ -387,7 +387,7 @@ def _check_shape(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
         return
     if name == "x" and len(shape) == len(needed) == 1:
         raise DataError(
-            f"x has {_count(shape[0], 'column')}, but the rows of the fit had {needed[0]} "
+            f"x has {count(shape[0], 'column')}, but the rows of the fit had {needed[0]} "
             f"({_listed(ours.columns)}); give the same columns."
         )
     shapes = [f"shape {s} per row" if s else "one number per row" for s in (shape, needed)]
@@ -446,16 +446,11 @@ def _differing(theirs: Sequence[str], ours: Sequence[str]) -> str:
     extra = [c for c in theirs if c not in set(ours)]
     parts = []
     if lacking:
-        parts.append(f"lack {_count(len(lacking), 'column')} of the fit ({_listed(lacking)})")
+        parts.append(f"lack {count(len(lacking), 'column')} of the fit ({_listed(lacking)})")
     if extra:
-        parts.append(f"have {_count(len(extra), 'column')} the fit did not ({_listed(extra)})")
+        parts.append(f"have {count(len(extra), 'column')} the fit did not ({_listed(extra)})")
     return " and ".join(parts)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
-
-
 def _listed(names: Sequence[object]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + more
+    return first_few([*map(repr, names)], SHOWN)

@@ -26,6 +26,7 @@ from modicum.errors import (
     ModicumWarning,
     SettingError,
     UnknownNameError,
+    count,
     is_number,
     suggestion,
     whole_number,
@@ -122,6 +123,14 @@ class Warnings(list[ModicumWarning]):
         return "\n".join(map(str, self)) or "no warnings"
 
 
+def not_held(purpose: str, needed: str = "the rows of the fit") -> SettingError:
+    """Return the error for what needs rows, or a table, that a posterior does not hold."""
+    return SettingError(
+        f"{purpose} needs {needed}, which this posterior, made by hand, from a digest, or loaded "
+        "from a file, does not hold; give the rows, or their table."
+    )
+
+
 class Rerun(NamedTuple):
     """How to sample again as this posterior was sampled."""
 
@@ -213,8 +222,7 @@ class FittedDraws:
     def drawn(self) -> str:
         """The draws in words: how many chains made how many, or how many there are without any."""
         if not self.settings.get("independent"):
-            chains = f"{self.chains} chain" + "s" * (self.chains != 1)
-            return f"{chains} of {self.num_draws:,} draw" + "s" * (self.num_draws != 1)
+            return f"{count(self.chains, 'chain')} of {count(self.num_draws, 'draw')}"
         by = "repeated by weight" if self.weights is None else "with weights"
         return f"{self.chains * self.num_draws:,} independent draws, {by}"
 
@@ -317,20 +325,14 @@ class FittedDraws:
             return aligned(data, self.fit_rows, outcome, newlevels, groups)
         rows = self.held_rows()
         if rows is None:
-            raise SettingError(
-                "this posterior, made by hand, from a digest, or loaded from a file, does not hold "
-                "its rows; give the rows, or their table."
-            )
+            raise not_held("this", "rows")
         return AlignedRows.of(rows)
 
     def rows_of_fit(self, data: RowsLike | None, purpose: str) -> Rows:
         """Return the rows of the fit: `data`, which must be those rows, or the rows held."""
         rows = self.rows if data is None else rows_of_fit(data, self.fit_rows, purpose)
         if rows is None:
-            raise SettingError(
-                f"{purpose} needs the rows of the fit, which this posterior, made by hand, from a "
-                "digest, or loaded from a file, does not hold; give the rows, or their table."
-            )
+            raise not_held(purpose)
         if rows is self.rows:
             rows.require_unchanged()
         else:

@@ -48,6 +48,7 @@ from modicum.posterior.fitted import (
     affordable,
     check_interval,
     flat_points,
+    not_held,
     thinned,
 )
 from modicum.posterior.smooth_curves import smooth_table, smooths_of
@@ -125,10 +126,7 @@ def effects(
     if model.integrated_group != group:
         return _explicit_effects(post, rows_of_fit, group, levels, prob)
     if rows_of_fit is None:
-        raise SettingError(
-            "effects that were integrated out follow from the rows of the fit, which a file "
-            "does not keep; give the rows, or their table, as rows=..."
-        )
+        raise not_held("a table of effects that were integrated out")
     assert isinstance(model, IntegratedEffects)
     groups = groups_of(rows_of_fit, group)
     names = group_levels(groups)
@@ -436,10 +434,7 @@ def _second_moments(term: GroupTerm, rows: Rows | None) -> np.ndarray:
 def _average(rows: Rows | None, why: str, of: Callable[[Rows, Batch], np.ndarray]) -> np.ndarray:
     """Return the average over the rows of what each of them has, on the first axis."""
     if rows is None:
-        raise SettingError(
-            f"{why}, so that the rows of the fit are needed, which a file does not keep; give the "
-            "rows, or their table, as rows=..."
-        )
+        raise not_held(f"an intraclass correlation where {why}")
     total, weight = np.zeros(()), 0.0
     for chunk in rows.chunks(CHUNK):
         counts = np.asarray(chunk.get("weight", np.ones(len(chunk["y"]))), float)

@@ -15,7 +15,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.libraries import pyarrow as pa
 from modicum.posterior.fit_rows import AlignedRows, Batch, FitRows, Groups, RowsLike
-from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.fitted import FittedDraws, not_held
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.checks import names_like
@@ -36,6 +36,14 @@ def random_rows(number: int, most: int, seed: int) -> np.ndarray:
     if number <= most:
         return rng.permutation(number)
     return rng.choice(number, size=most, replace=False)
+
+
+def row_sample(rows: AlignedRows, most: int, seed: int) -> AlignedRows:
+    """Return up to `most` of the rows, in their order; refuse none."""
+    if not len(rows):
+        raise DataError("there are no rows to average over: at least one is needed.")
+    ids = np.sort(random_rows(len(rows), most, seed))
+    return replace(rows, rows=rows.rows.subset(ids))
 
 
 def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -390,23 +398,12 @@ def population(
     """
     encoding = post.encoding
     if encoding is None:
-        if data is None and post.rows is None:
-            raise SettingError(
-                "this needs rows to average over, and this posterior, made by hand or loaded from "
-                "a file, does not hold any; give rows, or a table, as `data`."
-            )
         rows = post.rows_or_own(data, False, "refuse", groups)
-        if not len(rows):
-            raise DataError("there are no rows to average over: at least one is needed.")
-        ids = np.sort(random_rows(len(rows), most, seed))
-        sample = replace(rows, rows=rows.rows.subset(ids))
-        return ArrayPopulation.of(sample, post.fit_rows, len(ids) / len(rows))
+        sample = row_sample(rows, most, seed)
+        return ArrayPopulation.of(sample, post.fit_rows, len(sample) / len(rows))
     table, fitted = (post.table, post.rows) if data is None else (data, None)
     if table is None:
-        raise SettingError(
-            "this needs the table that the formula was applied to, which this posterior, made "
-            "from a digest or loaded from a file, does not hold; give it as `data`."
-        )
+        raise not_held("this", "the table that the formula was applied to")
     source, needed = source_of(table, encoding), encoding.needed(outcome=True)
     if any(name not in source.names for name in needed):
         needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, count
 from modicum.models.model import BaseModel
 from modicum.models.over_draws import ModelPredictor
 from modicum.models.own import Model
@@ -218,6 +218,6 @@ class Posterior(FittedDraws):
             parts.append(f"mean {weight_name(weights)} {weights.mean():.3g}")
         parts.append(f"{self.ledger.passes:,.1f} passes over {self.ledger.data}")
         if self.warnings:
-            parts.append(f"{len(self.warnings)} warning" + "s" * (len(self.warnings) != 1))
+            parts.append(count(len(self.warnings), "warning"))
         method = f" {self.settings['method']}" if "method" in self.settings else ""
         return f"<Posterior{method}: {'; '.join(parts)}>"

@@ -585,10 +585,9 @@ def survival_table(
         )
     fields = rows.rows.slice(0, len(rows.rows))
     y = np.asarray(fields["y"], float)
-    censored = np.zeros(len(y))
-    censored = 1 - fields["event"] if "event" in observed else censored
-    censored = np.asarray(fields["cens"] if "cens" in observed else censored)
-    if np.any((censored != 0) & (censored != 1)):
+    ends = _censored(y, {name: fields[name] for name in observed})
+    low, high = (y, y) if ends is None else ends
+    if np.any((low != y) | ((high != y) & (high < np.inf))):
         raise DataError(
             "some outcomes are censored from the left or in intervals, and a Kaplan-Meier curve is "
             "that of right-censored ones: predict chances with post.predict(rows, kind='survival', "
@@ -605,7 +604,7 @@ def survival_table(
         "mean": weighted_mean(chances.by_draw[None], source.weights),
         "lower": lower,
         "upper": upper,
-        "kaplan_meier": kaplan_meier(y, censored == 0, weight, at),
+        "kaplan_meier": kaplan_meier(y, high == y, weight, at),
     }
     return pd.DataFrame(columns, index=pd.Index(at, name="time"))
 

@@ -33,7 +33,7 @@ from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, ali
 from modicum.posterior.fitted import FittedDraws, affordable, check_interval
 from modicum.posterior.marginal import Average
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, rows_behind, with_groups
-from modicum.posterior.population import random_rows
+from modicum.posterior.population import row_sample
 from modicum.posterior.summary import interval_table
 from modicum.random import Stream, generator
 from modicum.rows.formula import NewLevels
@@ -526,10 +526,7 @@ def bayes_R2(  # noqa: N802 - as brms and rstantools call it
     check_interval(prob)
     whole_number("subsample", subsample)
     rows = post.rows_or_own(data, False, "refuse")
-    if not len(rows):
-        raise DataError("there are no rows to explain: at least one is needed.")
-    ids = np.sort(random_rows(len(rows), subsample, random_seed))
-    sample = replace(rows, rows=rows.rows.subset(ids))
+    sample = row_sample(rows, subsample, random_seed)
     drawn = OutcomeDraws.affordable(post, sample, draws, purpose="R-squared")
     weights = drawn.weights
     mass, mean, explained, rest = 0.0, *np.zeros((3, weights.size))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.errors import ModicumError
+from modicum.errors import ModicumError, first_few
 from modicum.files import require_writable, whole_file
 from modicum.libraries import pandas as pd
 from modicum.markup import Markup, table, tag
@@ -446,9 +446,7 @@ def _fitted(post: FittedDraws, model: BaseModel | None) -> Markup:
         pairs += _other_fields(post.fit_rows)
         pairs.append(("columns of the model", f"{len(schema.columns):,}"))
         for name, levels in list(schema.levels.items())[:12]:
-            listed = ", ".join(str(level) for level in levels[:6])
-            more = f" and {len(levels) - 6:,} more" if len(levels) > 6 else ""
-            pairs.append((f"levels of {name}", listed + more))
+            pairs.append((f"levels of {name}", first_few(levels, 6)))
     classes = settings.get("outcome_levels")
     if isinstance(classes, Mapping):
         pairs.append(("outcomes", ", ".join(f"{name} is {code}" for name, code in classes.items())))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, argument
+from modicum.errors import DataError, SettingError, argument, first_few
 from modicum.rows.coding import STORED_TYPES, Array, DType
 
 SEPARATORS = {"a semicolon": ";", "a tab": "\t", "a bar": "|"}  # found in files instead of commas
@@ -229,8 +229,7 @@ def names_like(name: object, names: Iterable[object]) -> str:
     near = difflib.get_close_matches(str(name), texts, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(map(repr, near)) + "?"
-    more = f" and {len(texts) - 8:,} more" if len(texts) > 8 else ""
-    return f"there are {', '.join(map(repr, texts[:8]))}{more}."
+    return f"there are {first_few([*map(repr, texts)], 8)}."
 
 
 def name_list(part: str, names: object) -> list[object]:

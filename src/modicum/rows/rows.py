@@ -12,7 +12,14 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from modicum.errors import DataError, ModicumWarning, SettingError, listed, whole_number
+from modicum.errors import (
+    DataError,
+    ModicumWarning,
+    SettingError,
+    first_few,
+    listed,
+    whole_number,
+)
 from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Array, Coding, DType, Level
@@ -540,9 +547,7 @@ class Rows:
             (name, "x".join(map(str, shape)) or "one number", self.dtypes[name].name)
             for name, shape in self.fields.items()
         ]
-        first_columns = ", ".join(self.columns[:8])
-        more = f" and {len(self.columns) - 8:,} more" if len(self.columns) > 8 else ""
-        columns = tag("div", f"columns: {first_columns}{more}") if self.columns else None
+        columns = tag("div", f"columns: {first_few(self.columns, 8)}") if self.columns else None
         title = f"{len(self):,} rows, {_size(self.nbytes)} {self._backend.where}"
         return box(tag("b", title), table(("field", "per row", "type"), lines), columns)
 
