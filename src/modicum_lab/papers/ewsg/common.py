@@ -109,9 +109,12 @@ def draw_lines(
     log: str = "",
     marker: str = "",
     colours: Mapping[str, Any] | None = None,
-    legend: str = "best",
+    legend: str | None = "best",
 ) -> None:
-    """Draw one line per method; `log` names the axes with logarithmic scales, such as "xy"."""
+    """Draw one line per method; `log` names the axes with logarithmic scales, such as "xy".
+
+    `legend` is its place in the panel; None leaves it out.
+    """
     for name, (at, values) in lines.items():
         colour = colour_of(name) if colours is None else colours[name]
         ax.plot(at, values, marker=marker, markersize=4, color=colour, label=label_of(name))
@@ -121,4 +124,5 @@ def draw_lines(
         ax.set_yscale("log")
     ax.set(xlabel=x, ylabel=y, title=title)
     ax.grid(alpha=0.3)
-    ax.legend(frameon=False, fontsize="small", loc=legend)
+    if legend is not None:
+        ax.legend(frameon=False, fontsize="small", loc=legend)

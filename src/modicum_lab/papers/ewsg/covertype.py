@@ -111,7 +111,8 @@ def table_1(scale: Scale, seed: int) -> Result:
         "out: it diverges, far below these axes (Table 1 has it)."
     )
     truth = _scored(longest, _some(split, scale))
-    result.figures.append(Figure("figure-2", partial(draw, curves, truth, reference), caption))
+    dashed = f"draws of {label_of(next(reversed(exact)))}, which {reference}"
+    result.figures.append(Figure("figure-2", partial(draw, curves, truth, dashed), caption))
     result.notes.append("Table 1 and Figure 2 are of the same runs.")
     return result
 
@@ -192,7 +193,7 @@ def _one_pass(result: Result, split: Split, long: Posterior, scale: Scale, seed:
     trial = run(draws=points, random_seed=seed + 2)
     thin = max(1, int(n / float(trial.stats["rows_touched"].mean())) // points)
     post = run(draws=points, thin=thin, random_seed=seed + 1)
-    within = int(np.sum(post.stats["rows_touched"].mean(0).cumsum() <= n))
+    within = int(np.sum(post.stats["rows_touched"].cumsum(1).max(0) <= n))  # in every chain
     if within < points:  # the same draws, as far as one pass goes
         post = run(draws=max(1, within), thin=thin, random_seed=seed + 1)
     before = sum(
@@ -200,12 +201,13 @@ def _one_pass(result: Result, split: Split, long: Posterior, scale: Scale, seed:
         for purpose, count in post.ledger.by_purpose.items()
         if purpose not in ("sampling", "warm-up")
     )
-    touched = float(post.stats["rows_touched"].sum(1).mean()) / n
+    touched = post.stats["rows_touched"].sum(1) / n
     result.notes.append(
-        f"FlyMC, one pass: {post.num_draws * thin} Langevin steps, which touch {touched:.2f} n "
-        f"rows per chain. The mode and the bounds took another {before / n:.1f} passes before the "
-        "first, and chains start near that mode: its curve has nothing to learn, where those of "
-        "the other methods start at zero."
+        f"FlyMC, one pass: {post.num_draws * thin} Langevin steps, which touch "
+        f"{touched.mean():.2f} n rows in a chain on average, and {touched.max():.2f} n in the one "
+        "that touches most, which is the abscissa of its curve. The mode and the bounds took "
+        f"another {before / n:.1f} passes before the first, and chains start near that mode: its "
+        "curve has nothing to learn, where those of the other methods start at zero."
     )
     return post
 
@@ -279,7 +281,8 @@ h is that of t <- t - h g + N(0, 2h) for SGLD and pSGLD. With V the sum, pSGLD m
 by about n h = {reach:,.0f} per step, and cannot have been run so in the paper: the row "h / n"
 reads the step as one for the mean over rows."""
 FLY_NOTE = """\
-FlyMC is exact: its row is the posterior of all rows. It is run from the mode with bounds tuned
+FlyMC is exact: its row is the posterior of all rows, as far as its chains have come (the notes have
+their R-hat). It is run from the mode with bounds tuned
 there and a step size found in warm-up, not with the paper's step of 5e-3, whose units are not
 stated; its cost is in the ledger. Soils of a handful of rows leave their coefficients to the prior
 on one side; these mix slowly (see the notes) and hardly touch the prediction."""
@@ -350,8 +353,8 @@ def _single(score: Score, mean: float, by_chain: np.ndarray, digits: int) -> str
     return f"{mean:.{digits}f}{spread}"
 
 
-def draw(curves: dict[str, Any], truth: Score, reference: str) -> MatplotlibFigure:
-    """Draw learning curves, with the score of draws from all rows, and whether these converged."""
+def draw(curves: dict[str, Any], truth: Score, dashed: str) -> MatplotlibFigure:
+    """Draw learning curves, and dashed the score of long chains, which the legend describes."""
     figure, axes = panels(4, columns=2, size=(5.0, 3.6))
     drawn_curves = {name: curve for name, curve in curves.items() if name != "psgld"}
     colours = {name: colour_of(name.split(", ")[0]) for name in drawn_curves}
@@ -361,9 +364,9 @@ def draw(curves: dict[str, Any], truth: Score, reference: str) -> MatplotlibFigu
         kind = "accuracy" if part.endswith("accuracy") else "log-likelihood"
         how = "single realisations" if part.startswith("single") else "averaged prediction"
         level = getattr(truth, part)
-        ax.axhline(
-            level, color=colour_of("flymc"), linestyle="--", label=f"draws of all rows {reference}"
-        )
+        ax.axhline(level, color=colour_of("flymc"), linestyle="--", label=dashed)
         labels: dict[str, Any] = {"x": "data passes", "y": f"test {kind}", "title": how}
-        draw_lines(ax, lines, **labels, marker=".", colours=colours)
+        draw_lines(ax, lines, **labels, marker=".", colours=colours, legend=None)
+    # in the panels it would cover curves
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -1,6 +1,7 @@
 """The EWSG paper's experiments on real tables: Covertype and MNIST."""
 
 import gzip
+import re
 from dataclasses import replace
 
 import matplotlib as mpl
@@ -70,14 +71,22 @@ def test_figures_2_and_3_have_labels():
         {part: [0.5, 0.6] for part in parts}, index=pd.Index([0.5, 1.0], name="passes")
     )
     two = covertype.draw(
-        {"ewsg": curve, "psgld, h / n": curve}, made_score(0.76, -0.5), "have converged"
+        {"ewsg": curve, "psgld, h / n": curve},
+        made_score(0.76, -0.5),
+        "draws of FlyMC, which have converged",
     )
     learned = mnist.Learned(curve, {"train": 0.01, "test": 0.02})
     three = mnist._draw({"mlp": {"ewsg": learned}, "cnn": {"sgld": learned}})
     for ax in two.axes + three.axes:
         assert ax.get_xlabel() == "data passes"
         assert ax.get_ylabel()
-        assert ax.get_legend() is not None
+    assert all(ax.get_legend() is not None for ax in three.axes)
+    (legend,) = two.legends  # below the panels, where it covers no curve
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *("draws of FlyMC, which have converged", "EWSG", "pSGLD, h / n")
+    ]
+    two.canvas.draw()
+    assert legend.get_window_extent().y1 < min(ax.get_tightbbox().y0 for ax in two.axes)
     mpl.pyplot.close("all")
 
 
@@ -146,6 +155,9 @@ def test_smoke_of_table_1():
     assert "FlyMC, one pass" in by
     short = result.ledger["flymc, one pass"]
     assert short < result.ledger["flymc"]
+    (note,) = (note for note in result.notes if note.startswith("FlyMC, one pass"))
+    average, most = (float(x) for x in re.findall(r"([\d.]+) n (?:rows )?in", note))
+    assert 0.3 < average <= most <= 1
 
 
 @pytest.mark.slow
