@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_345  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_350  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
@@ -231,6 +231,14 @@ def test_packages_keep_to_their_budgets(library):
     assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
     assert sum(BUDGET.values()) <= 42_000
     assert len(library) <= 189
+
+
+def test_the_page_of_the_layout_says_how_large_the_house_is(library):
+    """To a twentieth, so that it need not follow every commit."""
+    page = (SRC.parent / "docs" / "layout.md").read_text()
+    said = re.search(r"about ([\d,]+) lines of code in some (\d+) files", page).groups()
+    for number, now in zip(said, (sum(sizes(library).values()), len(library)), strict=True):
+        assert float(number.replace(",", "")) == pytest.approx(now, rel=0.05)
 
 
 def test_tests_keep_to_their_budget():
