@@ -196,6 +196,54 @@ def tables_of(text):
     return [table for table in found if table]
 
 
+DISAGREE = r" warned: the chains disagree: R-hat is ([\d.]+)"
+FULL = r" \| 0(?:[^|]*\|){14} ([\d.]+) \|"  # cost of full HMC, in a line of Table 4
+PASS = "FlyMC, one pass: .*? touch ([\\d.]+) n .*? another ([\\d.]+) passes"
+SAID = (  # an experiment, figures in its section of the gallery, and what the page says of them
+    ("hmc-ecs tables-1-2", f"\n- SGLD{DISAGREE}", "R-hat is {} on HIGGS"),
+    ("hmc-ecs tables-1-2", f"SGLD, no control variates{DISAGREE}", "{} there without control"),
+    ("hmc-ecs tables-1-2", r"SGLD's step .*? is ([\d.]+) times 4", "These steps are {} times"),
+    ("hmc-ecs tables-1-2", f"stable step{DISAGREE}", "posterior of HIGGS, with an R-hat of {}."),
+    ("hmc-ecs tables-3-4", f"\n- SGLD{DISAGREE}", "and {} on the firms"),
+    ("hmc-ecs tables-3-4", r"SGLD's step .*? is ([\d.]+) times 4", "and {} times the largest"),
+    ("hmc-ecs tables-3-4", f"L = 7{DISAGREE}", "L = 7, whose R-hat is {}."),
+    ("hmc-ecs tables-3-4", f"stable step{DISAGREE}", "On the firms R-hat is {}, and"),
+    (
+        "hmc-ecs tables-3-4",
+        r"stable step warned: the (\d+) draws are worth only (\d+)",
+        "{} draws are worth {}:",
+    ),
+    ("hmc-ecs tables-3-4", rf"perturbed, paper's schedule{FULL}", "It is {} times that of"),
+    ("hmc-ecs tables-3-4", rf"signed, paper's schedule{FULL}", "and {} times that of the signed"),
+    ("hmc-ecs tables-3-4", rf"perturbed{FULL}", "at the mode the costs are {} and"),
+    ("hmc-ecs tables-3-4", rf"signed{FULL}", "and {}."),
+    ("ewsg table-1", "FlyMC: R-hat is ([\\d.]+) for", "R-hat is {} for the median"),
+    ("ewsg table-1", "coefficient and ([\\d.]+) for the worst", "and {} for the worst"),
+    ("ewsg table-1", r"\| FlyMC \| ([\d.]+) \|", "have an accuracy of {} %"),
+    ("ewsg table-1", r"\| mode of all rows \| ([\d.]+) \|  \| (\S+) \|", "the mode {} % and {}."),
+    ("ewsg table-1", PASS, "{} n on average in the stored run"),
+    ("ewsg table-1", "another ([\\d.]+) passes", "the bounds took another {} passes"),
+    ("ewsg table-1", r"seed 1, (\d+) s", "stored run of Table 1 took {} s."),
+)
+
+
+def unsaid(page, gallery):
+    """Return what the page should say of the gallery's figures, and does not."""
+    text, missing = " ".join(page.split()), []
+    for command, figures, said in SAID:
+        section = gallery.split(f"`modicum reproduce {command} ")[1].split("\n### ")[0]
+        words = said.format(*re.search(figures, section).groups())
+        missing += [] if words in text else [words]
+    return missing
+
+
+def test_what_differs_is_said_with_the_figures_of_the_gallery():
+    page, gallery = ((DOCS / name).read_text() for name in ("papers.md", "gallery/index.md"))
+    assert unsaid(page, gallery) == []
+    changed = re.sub(r"\d", "7", page)
+    assert len(unsaid(changed, gallery)) == len(SAID)
+
+
 def misquoted(page, gallery):
     """Return the figures of the page that the gallery's Tables 1 and 2 do not have."""
     section = gallery.split("`modicum reproduce hmc-ecs tables-1-2")[1].split("\n### ")[0]
