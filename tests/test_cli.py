@@ -47,9 +47,8 @@ def fitted(table, tmp_path_factory):
     """Return the folder of a fit without a formula, and what the command printed."""
     folder = tmp_path_factory.mktemp("fitted")
     table.to_csv(folder / "patients.csv", index=False)
-    return folder / "run", run(
-        "fit", folder / "patients.csv", *USUAL, "--out", folder / "run", *SHORT
-    )
+    result = run("fit", folder / "patients.csv", *USUAL, "--out", folder / "run", *SHORT)
+    return folder / "run", result
 
 
 def test_fit_prints_and_writes(fitted):
@@ -296,9 +295,8 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
         target = tmp_path / f"p{ending}"
         done("predict", out, tmp_path / "new.parquet", "--out", target)
         np.testing.assert_allclose(read(target)["mean"], post.predict(new).mean)
-    assert "add --overwrite" in failed(
-        "predict", out, tmp_path / "new.parquet", "--out", tmp_path / "p.csv"
-    )
+    again = failed("predict", out, tmp_path / "new.parquet", "--out", tmp_path / "p.csv")
+    assert "add --overwrite" in again
     new.assign(id=[f"00{i}" for i in range(7)], upper=1).to_csv(tmp_path / "ids.csv", index=False)
     to = ["predict", out, tmp_path / "ids.csv", "--out", tmp_path / "ids.parquet"]
     done(*to, "--keep", "id,ward", "--quantiles", "0.5")

@@ -205,11 +205,8 @@ def test_groups_without_a_common_column(frame):
 def careless(frame):
     """Return a table with columns that cannot be groups or slopes."""
     n = len(frame)
-    return frame.assign(
-        patient=[f"p{i}" for i in range(n)],
-        age=np.arange(n) % 7 / 4,
-        colour=[*"rgb"] * (n // 3),
-    )
+    made = frame.assign(patient=[f"p{i}" for i in range(n)], age=np.arange(n) % 7 / 4)
+    return made.assign(colour=[*"rgb"] * (n // 3))
 
 
 REFUSED = {

@@ -157,9 +157,8 @@ def test_default_priors_are_about_all_steps_together(table):
     assert priors["mean_step[mo(size)]"] == "normal(0, 0.8333)"  # the highest from the lowest: 2.5
     assert priors["step_share[mo(size)]"] == "dirichlet(1)"
     common = {"common": mo.priors.Normal(0, 0.3)}
-    assert mo.priors.default("y > 1 ~ mo(size)", table, priors=common)["mean_step[mo(size)]"] == (
-        "normal(0, 0.3)"
-    )
+    prior = mo.priors.default("y > 1 ~ mo(size)", table, priors=common)["mean_step[mo(size)]"]
+    assert prior == "normal(0, 0.3)"
 
 
 def test_posteriors_are_saved_and_predict_new_tables(post, tmp_path):

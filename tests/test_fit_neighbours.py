@@ -16,11 +16,8 @@ from modicum.rows.formula.neighbours import steps
 
 NOISE = 0.5
 GAUSSIAN = mo.models.Gaussian(scale=NOISE)
-PRIORS = {
-    "common": mo.priors.Normal(0, 2),
-    "intercept": mo.priors.Normal(0, 5),
-    "smooth_sd": mo.priors.HalfNormal(1),
-}
+PRIORS = {"common": mo.priors.Normal(0, 2), "intercept": mo.priors.Normal(0, 5)}
+PRIORS["smooth_sd"] = mo.priors.HalfNormal(1)
 # Two islands: a grid of three by three regions, and a chain of four.
 GRID = [(i, j) for i in range(9) for j in range(i) if i - j == 3 or (i - j == 1 and i % 3)]
 CHAIN = [(9, 10), (10, 11), (11, 12)]

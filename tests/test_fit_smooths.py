@@ -16,11 +16,8 @@ from modicum.methods import nested_draws
 from modicum.rows.formula.smooths import learn_smooth, smooth_columns
 
 GAUSSIAN = mo.models.Gaussian(scale=0.5)
-PRIORS = {
-    "common": mo.priors.Normal(0, 2),
-    "intercept": mo.priors.Normal(0, 5),
-    "smooth_sd": mo.priors.HalfNormal(1),
-}
+PRIORS = {"common": mo.priors.Normal(0, 2), "intercept": mo.priors.Normal(0, 5)}
+PRIORS["smooth_sd"] = mo.priors.HalfNormal(1)
 
 
 def curve(x):
@@ -67,9 +64,8 @@ def exact(table, at, k=8, size=None):
     F = np.column_stack([np.zeros(len(at)), at - x.mean(), points])
     h = np.linspace(-4, 3, 400)  # logarithms of the sd
     plain, wiggly = np.tile([5.0**-2, 2.0**-2], (400, 1)), np.exp(-2 * h)[:, None]
-    logs, means, V = normal_given(
-        X.T @ X / 0.25, X.T @ y / 0.25, np.column_stack([plain, *[wiggly] * (k - 2)])
-    )
+    priors = np.column_stack([plain, *[wiggly] * (k - 2)])
+    logs, means, V = normal_given(X.T @ X / 0.25, X.T @ y / 0.25, priors)
     logs += h - np.exp(2 * h) / 2
     of_curve = mixed(logs, means @ F.T, np.einsum("ij,pjk,ik->pi", F, V, F))
     return *of_curve, shares(logs) @ np.exp(h)
@@ -79,9 +75,8 @@ def error(post, table, **changes):
     """Return how far a curve is from the exact one, in posterior sds, and likewise its sd."""
     ours = post.effects("s(x)", levels=np.linspace(0.1, 3.9, 9))
     mean, sd, scale = exact(table, ours.index.to_numpy(), **changes)
-    return max(
-        away(ours, mean, sd), abs(post.mean("smooth_sd")[0] - scale) / post.sd("smooth_sd")[0]
-    )
+    of_sd = abs(post.mean("smooth_sd")[0] - scale) / post.sd("smooth_sd")[0]
+    return max(away(ours, mean, sd), of_sd)
 
 
 def test_curves_are_those_of_an_integral(post, table):
@@ -91,9 +86,8 @@ def test_curves_are_those_of_an_integral(post, table):
 
 def test_a_large_curve_does_not_explain_the_noise_as_well():
     x = np.linspace(0, 3, 300)  # column by column, splines explain more than there is
-    table = pd.DataFrame(
-        {"x": x, "y": 2 * np.sin(4 * x) + 0.5 * np.random.default_rng(1).normal(size=300)}
-    )
+    y = 2 * np.sin(4 * x) + 0.5 * np.random.default_rng(1).normal(size=300)
+    table = pd.DataFrame({"x": x, "y": y})
     post = fitted("y ~ s(x, k=8)", table, family="gaussian", draws=1_000)
     assert post.settings["method"] == "laplace"
     assert abs(post.mean("scale") - 0.5) < 4 * 0.5 / np.sqrt(600)

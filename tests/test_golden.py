@@ -109,22 +109,15 @@ def from_sklearn() -> Draws:
 
     settings = {"draws": 25, "tune": 25, "chains": 2, "random_state": 1}
     table = trips()
-    fit = Regressor("poisson", method=CHAINS, **settings).fit(
-        table[["hour", "dist"]], table["calls"]
-    )
+    made = Regressor("poisson", method=CHAINS, **settings)
+    fit = made.fit(table[["hour", "dist"]], table["calls"])
     return fit.posterior_.draws
 
 
 def from_command_line() -> Draws:
     with tempfile.TemporaryDirectory() as folder:
         trips().to_parquet(f"{folder}/trips.parquet")
-        command = [
-            "fit",
-            f"{folder}/trips.parquet",
-            "late ~ dist + carrier",
-            "--set",
-            "laplace=False",
-        ]
+        command = ["fit", f"{folder}/trips.parquet", "late ~ dist + carrier", "--set=laplace=False"]
         options = {"out": f"{folder}/run", "draws": "25", "tune": "25", "chains": "2", "seed": "1"}
         result = CliRunner().invoke(app, [*command, *(f"--{k}={v}" for k, v in options.items())])
         assert result.exit_code == 0, result.output

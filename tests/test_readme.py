@@ -32,11 +32,8 @@ def snippets(page: Path) -> list[tuple[str, str, str]]:
 
     Commands of a shell run only where output follows: others install, or need a cluster.
     """
-    blocks = re.findall(
-        r"^```(python|sh)\n(.*?)^```\n(?:\n^```\n(.*?)^```)?",
-        page.read_text(),
-        re.DOTALL | re.MULTILINE,
-    )
+    pattern = r"^```(python|sh)\n(.*?)^```\n(?:\n^```\n(.*?)^```)?"
+    blocks = re.findall(pattern, page.read_text(), re.DOTALL | re.MULTILINE)
     return [(kind, code, shown) for kind, code, shown in blocks if kind == "python" or shown]
 
 

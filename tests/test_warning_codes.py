@@ -13,9 +13,7 @@ def codes_in(source):
     if "ModicumWarning" not in source and "warn_of" not in source:  # most files; parsing is slow
         return set()
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    named = [
-        call for call in calls if getattr(call.func, "id", "") in {"ModicumWarning", "warn_of"}
-    ]
+    named = [c for c in calls if getattr(c.func, "id", "") in {"ModicumWarning", "warn_of"}]
     passed_on = "def warn_of(" in source  # the code is that of its caller
     assert len(named) == 1 or not passed_on
     return set() if passed_on else {ast.literal_eval(call.args[0]) for call in named}

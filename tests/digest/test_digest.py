@@ -118,9 +118,7 @@ def test_priors_change_without_the_data(digest, rows):
 @pytest.mark.slow
 def test_its_error_is_of_the_size_of_errors_that_occur(rows, digest):
     """Compare the actual errors of pools of many seeds with the errors they report."""
-    made = [
-        mo.digest(MODEL, rows, size=200, random_seed=seed, progressbar=False) for seed in range(5)
-    ]
+    made = [mo.digest(MODEL, rows, size=200, random_seed=k, progressbar=False) for k in range(5)]
     errors = np.array([wrong(one, rows) for one in made])
     said = np.array([one.error for one in made])
     assert 0.5 < np.sqrt(np.mean(errors**2)) / np.mean(said) < 2
@@ -298,9 +296,7 @@ def test_rows_that_would_count_twice_are_warned_of(arrays, digest):
     with pytest.raises(mo.DataError, match="of the same rows"):
         one + one
     assert codes(lambda: digest + one) == {"digest-overlap"}
-    assert codes(lambda: digest.add(rows_of(*(part[:300] for part in arrays)))) == {
-        "digest-overlap"
-    }
+    assert codes(lambda: digest.add(rows_of(*(a[:300] for a in arrays)))) == {"digest-overlap"}
     assert codes(lambda: one + other) == set()  # different rows of one population
 
 

@@ -49,9 +49,8 @@ QUIET = AdaptationFlags(*(jnp.asarray(False) for _ in AdaptationFlags._fields))
 
 
 def kernel_of(m, blocks, refreshes, design=Uniform(), slope=0.0, **kwargs):  # noqa: B008
-    return EnergyConservingKernel(
-        Given(slope), Perturbed(), design, HMCMove(), m, blocks, refreshes, **kwargs
-    )
+    parts = (Given(slope), Perturbed(), design, HMCMove(), m, blocks, refreshes)
+    return EnergyConservingKernel(*parts, **kwargs)
 
 
 def read(kernel, drawn, d, context):
@@ -224,12 +223,8 @@ def test_the_toy_posterior(inner, design, order):
 @pytest.mark.slow
 def test_uniform_rows_about_a_poor_anchor_are_noticed():
     # negative control: here the perturbed posterior is known to be off
-    post = toy.posterior(
-        anchor=toy.poor_anchor(),
-        design="uniform",
-        expert=mo.ECSExpert(estimator="paper"),
-        **toy.POOR,
-    )
+    how = {"anchor": toy.poor_anchor(), "design": "uniform", **toy.POOR}
+    post = toy.posterior(expert=mo.ECSExpert(estimator="paper"), **how)
     assert "mean" in toy.faults(post)
     off, error = toy.distance(post)
     predicted = np.array([0.13, -0.08, -0.15, -0.17])

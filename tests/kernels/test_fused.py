@@ -212,10 +212,8 @@ def test_the_front_door_takes_it(monkeypatch):
         method = mo.HMCECS(**sizes, expert=mo.ECSExpert(fused=setting))
         posts[setting] = mo.sample(mo.models.Logistic(), some_rows(), method=method, **length)
     assert posts["auto"].tuning["path"]["value"] == "fused"
-    assert posts[False].tuning["path"] == {
-        "value": "plain",
-        "why": "fused iterations were switched off",
-    }
+    why = "fused iterations were switched off"
+    assert posts[False].tuning["path"] == {"value": "plain", "why": why}
     for name, plain in posts[False].draws.items():
         assert posts["auto"][name].dtype == np.float64
         assert np.abs(posts["auto"][name] - plain).max() < 1e-4 * plain.std()

@@ -63,9 +63,7 @@ def test_a_few_rows_follow_the_difference(study, x64):
     assert 2 <= len(coreset) <= 32
     assert np.all(coreset.weights > 0)
     following, constant = (LowerBound(pilot, None, some) for some in (coreset, None))
-    misses = [
-        np.sqrt(pilot.share @ (pilot.mean - bound.at_draws) ** 2) for bound in (following, constant)
-    ]
+    misses = [np.sqrt(pilot.share @ (pilot.mean - b.at_draws) ** 2) for b in (following, constant)]
     assert misses[0] < 0.1 * misses[1]
     # for all rows, not only those it was fitted to
     rng = np.random.default_rng(8)

@@ -43,9 +43,7 @@ def is_right(post):
     """Whether all means are exact to five standard errors and chains have mixed."""
     b = post.draws["beta"]
     error = np.abs(b.mean(axis=(0, 1)) - MEAN)
-    return bool(
-        np.all(error < 5 * mcse(b)) and np.all(error < 0.3 * SD) and np.all(r_hat(b) < 1.02)
-    )
+    return bool(np.all((error < 5 * mcse(b)) & (error < 0.3 * SD) & (r_hat(b) < 1.02)))
 
 
 @pytest.fixture(scope="module")

@@ -154,11 +154,8 @@ def test_the_log_bias_of_rare_and_large_residuals_is_exact():
     by_draw = [(values - mean[:, None]) ** k @ weight for k in (2, 3, 4)]
     study = moments(*by_draw, draws=1, mean=mean, values=values, weight=weight)
     hits = np.arange(m + 1)
-    log = (
-        hits * size / m
-        - hits * (1 - hits / m) * size**2 / (2 * m * (m - 1))
-        - m * chance * size / m
-    )
+    variance = hits * (1 - hits / m) * size**2 / (m - 1)
+    log = hits * size / m - variance / (2 * m) - chance * size
     right = np.log(binom.pmf(hits, m, chance) @ np.exp(log))
     assert log_bias(study, m, 1)[0] == pytest.approx(right, abs=0.005)
     third, fourth = (by_draw[k][0] / d for k, d in ((1, 3 * m**2), (2, 12 * m**3)))

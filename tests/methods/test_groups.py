@@ -115,10 +115,8 @@ def crossed(n=6_000):
 @pytest.mark.parametrize("method", ["hmc-ecs", "hmc-ecs-signed"])
 def test_crossed_groups_with_correlated_slopes_agree_with_all_rows(method):
     model = M.Logistic(groups=[G("g", ("1", "a")), "h"])
-    both = [
-        mo.sample(model, crossed(), method=m, draws=2_000, tune=700, **RUN)
-        for m in (method, "nuts")
-    ]
+    run = RUN | {"draws": 2_000, "tune": 700}
+    both = [mo.sample(model, crossed(), method=m, **run) for m in (method, "nuts")]
     for name in ("beta", "intercept", "group_sd", "group_cor", "1|g", "a|g", "1|h"):
         ours, theirs = (mean_and_error(post.draws[name]) for post in both)
         spread = both[1].draws[name].std(axis=(0, 1))

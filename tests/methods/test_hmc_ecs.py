@@ -99,9 +99,8 @@ def test_a_nonlinear_custom_model_by_quadrature():
 
 @pytest.mark.slow
 def test_the_papers_schedule_on_the_toy():
-    post = toy.sample(
-        mo.HMCECS(expert=mo.ECSExpert(tuning="paper")), draws=3000, chains=2, random_seed=4
-    )
+    paper = mo.HMCECS(expert=mo.ECSExpert(tuning="paper"))
+    post = toy.sample(paper, draws=3000, chains=2, random_seed=4)
     assert toy.faults(post) == []
     assert post.tuning["blocks"] == {"value": 100, "why": "as in the paper"}
     first, second = post.tuning["recalibration"]  # m before and after 100 iterations
@@ -111,12 +110,8 @@ def test_the_papers_schedule_on_the_toy():
 
 @pytest.mark.slow
 def test_the_signed_method_by_the_papers_schedule_on_the_toy():
-    post = toy.sample(
-        mo.SignedHMCECS(expert=mo.ECSExpert(tuning="paper"), batch=3),
-        draws=3000,
-        chains=2,
-        random_seed=4,
-    )
+    paper = mo.SignedHMCECS(expert=mo.ECSExpert(tuning="paper"), batch=3)
+    post = toy.sample(paper, draws=3000, chains=2, random_seed=4)
     assert toy.faults(post) == []
     assert post.tuning["refreshes"] == {"value": 1, "why": "as in the paper"}
     assert len(post.tuning["burn-in variance"]) == 1_000
@@ -204,9 +199,7 @@ def test_single_precision_is_accepted_as_often():
             M.Logistic(), rows, method=method,
             draws=800, tune=20, chains=2, random_seed=1, progressbar=False,
         )  # fmt: skip
-        rates[precision] = np.array(
-            [post.stats[name].mean() for name in ("acceptance_rate", "acceptance_rate_u")]
-        )
+        rates[precision] = np.array([post.stats[f"acceptance_rate{u}"].mean() for u in ("", "_u")])
         assert post.stats["variance_estimate"].max() < 0.1
     np.testing.assert_allclose(rates["float32"], rates["float64"], atol=0.015)
 

@@ -32,9 +32,7 @@ def test_a_network_of_ones_own_is_not_described_in_a_file():
 
 
 # Compiled once for all tests of this file, instead of operation by operation.
-log_likelihood = jax.jit(
-    lambda net, theta, batch: net.log_likelihood(theta, batch), static_argnums=0
-)
+log_likelihood = jax.jit(lambda net, theta, b: net.log_likelihood(theta, b), static_argnums=0)
 expected = jax.jit(lambda net, theta, batch: net.expected(theta, batch), static_argnums=0)
 
 

@@ -57,13 +57,8 @@ def _observed(name, law):
     lb, y, y2, ub = (law.ppf(0.84 * each + 0.05 * k) for k, each in enumerate(u))
     if name in COUNTS:
         y2, ub = np.maximum(y2, y + 1), np.maximum(ub, y + 2)
-    return {
-        "y": y,
-        "cens": np.resize([NONE, RIGHT, LEFT, BETWEEN], N),
-        "y2": y2,
-        "lb": lb,
-        "ub": ub,
-    }
+    cens = np.resize([NONE, RIGHT, LEFT, BETWEEN], N)
+    return {"y": y, "cens": cens, "y2": y2, "lb": lb, "ub": ub}
 
 
 def _truth(name, law, b):

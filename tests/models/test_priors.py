@@ -205,13 +205,8 @@ def test_r2d2_is_a_beta_prior_of_r2_and_a_dirichlet_prior_of_shares(arguments, c
 
 def test_too_few_coefficients_for_r2d2_are_refused():
     says = "cons_D2 of at least .* here 1 / 1 = 1, not 0.5"
-    refused(
-        mo.SettingError,
-        says,
-        P.default,
-        gaussian_rows(d=1),
-        M.Gaussian(priors={"common": P.R2D2()}),
-    )
+    model = M.Gaussian(priors={"common": P.R2D2()})
+    refused(mo.SettingError, says, P.default, gaussian_rows(d=1), model)
     refused(mo.SettingError, "mean_R2 of R2D2 must be below 1", P.R2D2, 1.5)
 
 

@@ -36,9 +36,8 @@ def together(post):
 def exactly(prior_sd, shape, seed, **about):
     """Return the posterior under normal priors with these sds, by exact draws."""
     draws = normal_draws(*CONJUGATE.of(X, Y, prior_sd), shape, seed)
-    model = mo.models.Gaussian(
-        scale=SCALE, prior_scale=float(prior_sd[0]), intercept_scale=float(prior_sd[-1])
-    )
+    first, *_, last = map(float, prior_sd)
+    model = mo.models.Gaussian(scale=SCALE, prior_scale=first, intercept_scale=last)
     post = made(model.resolved(CONJUGATE.rows), CONJUGATE.rows, draws, **about)
     z = together(post)
     post.stats["lp"] = log_likelihood(z).sum(axis=-1) + log_prior(z, prior_sd)

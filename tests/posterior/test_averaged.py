@@ -80,15 +80,10 @@ def test_models_of_different_outcomes_are_not_averaged():
 
     binary, number = mo.models.Logistic(), mo.models.Gaussian(scale=1.0)
     one = of("well ~ x", binary)
-    for first, second in (
-        (one, of("well ~ x", binary, orders[1])),
-        (of("y ~ x", number), of("np.log(y) ~ x", number)),
-    ):
+    of_numbers = (of("y ~ x", number), of("np.log(y) ~ x", number))
+    for first, second in ((one, of("well ~ x", binary, orders[1])), of_numbers):
         both = {"a": first, "b": second}
         refused(SettingError, "different", mo.average_predictions, both, table, {"a": 1, "b": 1})
-    both = {
-        "a": one,
-        "b": of("well ~ np.exp(x)", binary),
-    }  # the control: other columns, one outcome
+    both = {"a": one, "b": of("well ~ np.exp(x)", binary)}  # the control: other columns
     mean = mo.average_predictions(both, table, {"a": 1, "b": 1}).mean
     np.testing.assert_allclose(mean, sum(post.predict(table).mean for post in both.values()) / 2)

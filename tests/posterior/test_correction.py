@@ -93,10 +93,9 @@ def test_draws_are_thinned_evenly_and_the_original_is_left_alone(problem):
 def test_what_cannot_be_corrected_is_refused(problem):
     post = normal_draws(problem, shift=0.1)
     few = {name: x[:, :2] for name, x in post.draws.items()}
+    short = {"lp": post.stats["lp"][:, :2]}
     for words, one in {
-        "8 draws are too few to be corrected": bare(
-            problem.model, few, 80, stats={"lp": post.stats["lp"][:, :2]}
-        ),
+        "8 draws are too few to be corrected": bare(problem.model, few, 80, stats=short),
         "without negative signs": post.correct(problem.rows, progressbar=False),
         "log-density": bare(None, post.draws, 80),
         "without its model": bare(None, post.draws, 80, stats=post.stats),

@@ -75,9 +75,7 @@ def test_a_loaded_posterior_has_its_effects_and_takes_its_rows(post, table, tmp_
     effects = post.effects("ward")
     pd.testing.assert_frame_equal(loaded.effects("ward"), effects.drop(columns="rows"))
     pd.testing.assert_frame_equal(loaded.effects("ward", rows=frame), effects)
-    refused(
-        mo.SettingError, r"Posterior\.load\(path, data=\.\.\.\)", plots.shrinkage, loaded, "ward"
-    )
+    refused(mo.SettingError, r"load\(path, data=\.\.\.\)", plots.shrinkage, loaded, "ward")
     again = mo.Posterior.load(tmp_path / "post", data=frame)
     assert again.table is frame
     pd.testing.assert_frame_equal(again.effects("ward"), effects)
@@ -269,11 +267,8 @@ def test_rows_of_effects_count_as_often_as_their_weights_say(weight):
     coded = mo.Rows(x=np.zeros((5, 1)), y=y, codes={"g": np.array(list("abc"))[g]}, **fields)
     explicit = mo.models.Gaussian(scale=0.8, groups="g").resolved(coded)
     shown = draws | {"1|g": np.zeros((1, 4, 3))}
-    labels = explicit.labels(coded)
-    for post in (
-        made(at_nodes(model, rows, draws), rows, draws),
-        made(explicit, coded, shown, labels=labels),
-    ):
+    kept = made(explicit, coded, shown, labels=explicit.labels(coded))
+    for post in (made(at_nodes(model, rows, draws), rows, draws), kept):
         found = post.effects("g")["rows"]
         assert found.tolist() == count.tolist()
         assert (found.dtype.kind == "i") == np.all(count == count.astype(int))

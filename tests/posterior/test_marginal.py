@@ -81,9 +81,7 @@ def test_columns_in_another_order_are_found(logistic):
 
 
 def test_a_weight_is_not_a_variable():
-    frame = pd.DataFrame(
-        {"dose": X[:, 0], "well": np.arange(N) % 2, "times": 1.0 + np.arange(N) % 3}
-    )
+    frame = pd.DataFrame({"dose": X[:, 0], "well": np.arange(N) % 2, "times": np.arange(N) % 3 + 1})
 
     def of(formula, columns):
         draws = {"beta": BETA[..., :columns], "intercept": INTERCEPT}
@@ -325,9 +323,8 @@ def test_a_rate_is_asked_at_an_exposure_of_one():
     assert plots.effect(found).get_xlabel().startswith("expected claims at years = 1")
     day = pd.Timestamp("2026-01-01")
     dated = table.assign(day=day + pd.to_timedelta(np.arange(N) % 2, unit="D"))
-    by_day = of_formula(
-        "claims ~ age + C(day)", dated, mo.models.Poisson(), draws | {"beta": BETA[..., :2]}
-    )
+    few = draws | {"beta": BETA[..., :2]}
+    by_day = of_formula("claims ~ age + C(day)", dated, mo.models.Poisson(), few)
     found = by_day.marginal("age", at=[0.0], given={"day": day})
     assert "day = 2026-01-01" in found.attrs["quantity"]
     rise = post.contrast("age", [0.0, 1.0], given={"years": 1})
@@ -354,9 +351,8 @@ def test_all_pairs_of_levels_are_compared():
     ratios = post.contrast("ward", ["a", "b"], comparison="ratio")
     outcome = beta.reshape(-1, 3)[:, :1] @ X[:, :1].mean(axis=0)
     chance = (outcome + beta[..., 1].ravel()) / outcome > 1
-    assert ratios["probability"].item() == pytest.approx(
-        np.average(chance, weights=post.weights.ravel())
-    )
+    chance = np.average(chance, weights=post.weights.ravel())
+    assert ratios["probability"].item() == pytest.approx(chance)
     refused(SettingError, "name those to compare", post.contrast, "dose", pairs=True)
 
 

@@ -63,9 +63,7 @@ def test_quantiles_on_request():
         refused(SettingError, "probabilities from 0 to 1", post.predict, {"x": X}, quantiles=wrong)
 
 
-@pytest.mark.parametrize(
-    "post", [make(), make(mo.models.Softmax(classes=3, intercept=False), (2,))]
-)
+@pytest.mark.parametrize("post", [make(), make(mo.models.Softmax(3, intercept=False), (2,))])
 def test_rows_are_predicted_in_pieces_as_they_are_alone(post):
     """Five thousand rows at a thousand draws are several chunks, of one number or three."""
     x = np.tile(X, (5, 1))

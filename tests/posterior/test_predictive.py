@@ -95,9 +95,8 @@ def test_classes_are_drawn_by_their_probabilities():
     post.ppc(by=rows.columns[0], bins=2).plot()
     post.settings["outcome_levels"] = {"red": 0, "green": 1, "blue": 2}
     assert list(post.ppc().table.index) == ["red", "green", "blue"]
-    assert list(post.marginal(rows.columns[0], at=0.0).index) == [
-        *((0.0, name) for name in ("red", "green", "blue"))
-    ]
+    names = list(post.marginal(rows.columns[0], at=0.0).index)
+    assert names == [(0.0, name) for name in ("red", "green", "blue")]
 
 
 def test_outcomes_go_to_a_file_where_memory_would_not_hold_them(gaussian, tmp_path, monkeypatch):
@@ -193,9 +192,8 @@ def test_residuals_by_a_column_of_a_table_whose_rows_are_in_another_order(tmp_pa
     """A store is sorted by group and may lack rows with missing values."""
     x, rng = design(3000, 1)
     ward, age = rng.integers(0, 9, 3000), rng.integers(0, 3, 3000)
-    table = pd.DataFrame(
-        {"dose": x[:, 0], "ward": ward, "age": age, "y": age + rng.normal(size=3000)}
-    )
+    table = pd.DataFrame({"dose": x[:, 0], "ward": ward, "age": age})
+    table["y"] = age + rng.normal(size=3000)
     table.loc[7, "dose"] = np.nan
     settings = {"missing": "drop", "store": tmp_path / "rows", "progressbar": False}
     rows = read_formula("y ~ dose + (1 | ward)", table, **settings)

@@ -119,12 +119,9 @@ def test_a_call_is_repeated_with_changes(linear, table):
 
 def test_what_cannot_be_fitted_again_is_refused(linear, table, tmp_path):
     linear.save(tmp_path / "post")
-    for post in (
-        mo.Posterior.load(tmp_path / "post", data=table),
-        posteriors.bare(None, linear.draws),
-    ):
-        refused(SettingError, "does not know the call", post.update)
     loaded = mo.Posterior.load(tmp_path / "post", data=table)
+    for post in (loaded, posteriors.bare(None, linear.draws)):
+        refused(SettingError, "does not know the call", post.update)
     refused(SettingError, "does not know how it was sampled", loaded.kfold)
     for words, settings in {
         "cannot be divided into 999 folds": {"folds": 999},

@@ -54,11 +54,8 @@ def model(**changed):
 
 def posterior(**changed):
     level = LEVEL + SPREAD * np.random.default_rng(3).normal(size=(2, S // 2, 3))
-    return made(
-        model(**changed).resolved(ROWS),
-        ROWS,
-        {"level": level, "noise": np.full((2, S // 2), NOISE)},
-    )
+    draws = {"level": level, "noise": np.full((2, S // 2), NOISE)}
+    return made(model(**changed).resolved(ROWS), ROWS, draws)
 
 
 @pytest.fixture(scope="module")

@@ -115,10 +115,8 @@ def test_sums_over_rows_are_the_same(model, outcome):
 def fits() -> tuple[mo.Posterior, mo.Posterior]:
     settings = {"method": mo.Laplace(pool=N), "draws": 500} | RUN
     table = flights()
-    return tuple(
-        mo.fit("late ~ carrier + hour", table, collapse=collapse, **settings)
-        for collapse in (True, False)
-    )
+    fits = (mo.fit("late ~ carrier + hour", table, collapse=c, **settings) for c in (True, False))
+    return tuple(fits)
 
 
 def test_the_posterior_is_the_same(fits):

@@ -34,9 +34,8 @@ def test_kinds_of_input_agree():
     assert Rows(x=X, y=Y.astype(bool)).fingerprint() == expected
     assert Rows(x=X, y=Y, offset=None, weight=None).fields == {"x": (2,), "y": ()}
     single = Rows(x=X.astype(np.float32), y=Y)
-    assert (
-        Rows(x=jnp.asarray(X, jnp.float32), y=jnp.asarray(Y)).fingerprint() == single.fingerprint()
-    )
+    of_jax = Rows(x=jnp.asarray(X, jnp.float32), y=jnp.asarray(Y))
+    assert of_jax.fingerprint() == single.fingerprint()
     assert Rows(x=jnp.asarray(X, jnp.bfloat16), y=Y).dtype == np.float32
 
 
@@ -98,11 +97,8 @@ def test_first_offender_is_named():
 
 
 def test_too_large_for_the_type():
-    refuse(
-        "column 'x1' holds 1e[+]?200 in row 2, too large for float32",
-        x=[[0, 1], [0, 1], [0, 1e200]],
-        dtype="float32",
-    )
+    x = [[0, 1], [0, 1], [0, 1e200]]
+    refuse("column 'x1' holds 1e[+]?200 in row 2, too large for float32", x=x, dtype="float32")
     frame = pd.DataFrame({"a": [0.0, 1e200]})
     refuse("column 'a' holds 1e[+]?200 in row 1, too large for float32", x=frame, dtype="float32")
 
@@ -114,11 +110,8 @@ def test_integers_must_be_exact(kind):
     x = np.zeros((4, 2), kind)
     x[2, 1] = 2**24 + 1
     refuse(r"column 'x1' holds the integer 16777217 in row 2.*float64", x=x, dtype=np.float32)
-    refuse(
-        r"column 'b' holds the integer 16777217 in row 2",
-        x=pd.DataFrame(x, columns=["a", "b"]),
-        dtype=np.float32,
-    )
+    frame = pd.DataFrame(x, columns=["a", "b"])
+    refuse(r"column 'b' holds the integer 16777217 in row 2", x=frame, dtype=np.float32)
     assert Rows(x=x).slice(2, 3)["x"].tolist() == [[0, 16777217]]
 
 
@@ -143,18 +136,12 @@ def test_things_that_are_not_numbers_are_refused():
     refuse(r"column 'y' holds numbers as text or objects", y=["1", "2"])
     refuse(r"column 'y' holds complex numbers", y=np.array([1j]))
     refuse(r"column 'y' holds dates or times", y=np.array(["2020-01-01"], "datetime64[D]"))
-    refuse(
-        r"column 'y' holds a masked value in row 1", y=np.ma.array([1.0, 2.0], mask=[False, True])
-    )
-    refuse(
-        r"column 'day' holds values of type timestamp",
-        x=pd.DataFrame({"day": pd.date_range("2020", periods=2)}),
-    )
+    refuse(r"'y' holds a masked value in row 1", y=np.ma.array([1.0, 2.0], mask=[False, True]))
+    days = pd.DataFrame({"day": pd.date_range("2020", periods=2)})
+    refuse(r"column 'day' holds values of type timestamp", x=days)
     refuse(r"column 'a' holds a missing value in row 1", x=pl.DataFrame({"a": [1, None]}))
-    refuse(
-        r"column 'a' mixes types of values \('u' in row 1\)",
-        x=pd.DataFrame({"a": [1, "u", 2.5]}, dtype=object),
-    )
+    mixed = pd.DataFrame({"a": [1, "u", 2.5]}, dtype=object)
+    refuse(r"column 'a' mixes types of values \('u' in row 1\)", x=mixed)
     refuse("field 'x' is a sparse matrix", x=pytest.importorskip("scipy.sparse").eye(3))
     refuse("LazyFrame has no rows yet", SettingError, x=pl.DataFrame({"a": [1]}).lazy())
 
@@ -198,9 +185,7 @@ GASES = ["neon", "argon", "neon", "xenon"]
 
 
 def test_levels_are_found_and_coded():
-    rows = mo.Rows(
-        x=np.arange(4.0)[:, None], y=[0, 1, 1, 0], codes={"gas": GASES, "n": [7, 5, 5, 7]}
-    )
+    rows = mo.Rows(x=[[0], [1], [2], [3]], y=[0, 1, 1, 0], codes={"gas": GASES, "n": [7, 5, 5, 7]})
     assert rows.levels == {"gas": ("argon", "neon", "xenon"), "n": (5, 7)}
     assert rows.columns == ("x0", "gas[neon]", "gas[xenon]", "n[7]")
     assert rows.fields == {"x": (1,), "y": (), "gas": (), "n": ()}
@@ -210,12 +195,8 @@ def test_levels_are_found_and_coded():
     batch = rows.take([[3], [0]])
     assert batch["gas"].tolist() == [[2], [1]]
     assert [len(c["n"]) for c in rows.chunks(3)] == [3, 1]
-    assert densely(rows).slice(0, 4)["x"].tolist() == [
-        [0, 1, 0, 1],
-        [1, 0, 0, 0],
-        [2, 1, 0, 0],
-        [3, 0, 1, 1],
-    ]
+    dense = densely(rows).slice(0, 4)["x"].tolist()
+    assert dense == [[0, 1, 0, 1], [1, 0, 0, 0], [2, 1, 0, 0], [3, 0, 1, 1]]
 
 
 @cases("make", list, np.array, pd.Series, pl.Series, pa.array, lambda v: np.array(v, dtype=object))

@@ -62,9 +62,8 @@ def test_external_sort(tmp_path, groups):
     made = list(sorted_blocks(about, blocks, "g", tmp_path, run_bytes=100 * about.row_bytes))
     assert max(map(len, made)) <= 220
     order = np.argsort(fields["g"], kind="stable")
-    np.testing.assert_array_equal(
-        np.concatenate([about.split(block)["y"] for block in made]), fields["y"][order]
-    )
+    values = np.concatenate([about.split(block)["y"] for block in made])
+    np.testing.assert_array_equal(values, fields["y"][order])
     assert not list(tmp_path.iterdir())
 
 

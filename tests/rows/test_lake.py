@@ -225,10 +225,8 @@ def test_a_killed_ingest_resumes_where_it_was(frame, tmp_path, monkeypatch):
     same(rows, frame, ("a", "k", "g", "year"))
     assert read == ["3.parquet", "4.parquet", "5.parquet"]  # 8 shards of 200 rows were complete
     assert sorted(os.listdir(tmp_path)) == ["parts", "s"]
-    assert sorted(os.listdir(tmp_path / "s")) == [
-        *(f"rows-{i:05d}.npy" for i in range(15)),
-        "rows.json",
-    ]
+    whole = [*(f"rows-{i:05d}.npy" for i in range(15)), "rows.json"]
+    assert sorted(os.listdir(tmp_path / "s")) == whole
     Rows.open(tmp_path / "s", verify=True)
 
 

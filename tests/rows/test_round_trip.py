@@ -51,11 +51,8 @@ def same(one, other):
 def test_store_equals_memory(pair, dtype):
     memory, store = pair
     assert len(memory) == len(store)
-    assert (
-        memory.fields
-        == store.fields
-        == {"x": (D,), "y": (), "offset": (), "weight": (), "c": (2, 3)}
-    )
+    fields = {"x": (D,), "y": (), "offset": (), "weight": (), "c": (2, 3)}
+    assert memory.fields == store.fields == fields
     assert memory.dtype == store.dtype == dtype
     assert memory.columns == store.columns == tuple(f"x{j}" for j in range(D))
     assert memory.nbytes == store.nbytes == len(memory) * (D + 3 + 6) * dtype.itemsize
@@ -86,9 +83,8 @@ def test_slices_and_chunks(pair):
         assert len(store.slice(start, stop)["x"]) == stop - start
     for size in (1 if n < 10 else 100, 64, n, n + 1):
         pieces = list(memory.chunks(size)), list(store.chunks(size))
-        assert [len(p["y"]) for p in pieces[0]] == [size] * (n // size) + [n % size] * (
-            n % size > 0
-        )
+        full, rest = divmod(n, size)
+        assert [len(p["y"]) for p in pieces[0]] == [size] * full + [rest] * (rest > 0)
         for one, other in zip(*pieces, strict=True):
             same(one, other)
         whole = np.concatenate([p["x"] for p in pieces[1]])
@@ -99,9 +95,7 @@ def test_outside_is_refused(pair):
     for rows in pair:
         n = len(rows)
         for bad in ([-1], [0, n], [[n + 5]]):
-            refused(
-                DataError, rf"row (-1|{n}|{n + 5}) does not exist.*0 to {n - 1}", rows.take, bad
-            )
+            refused(DataError, rf"(-1|{n}|{n + 5}) does not exist.*0 to {n - 1}", rows.take, bad)
             with pytest.raises(IndexError):
                 rows.take(bad)
         refused(DataError, "do not exist", rows.slice, 0, n + 1)

@@ -29,17 +29,11 @@ KINDS = {
     "polars": pl.DataFrame,
     "arrow": pa.table,
     "pandas-category": lambda d: pd.DataFrame(d).astype({"carrier": "category"}),
-    "polars-category": lambda d: pl.DataFrame(d).with_columns(
-        pl.col("carrier").cast(pl.Categorical)
-    ),
+    "polars-category": lambda d: pl.DataFrame(d).cast({"carrier": pl.Categorical}),
     "pandas-nullable": lambda d: pd.DataFrame(d).convert_dtypes(),
 }
-SETTINGS = {
-    "outcome": "late",
-    "offset": "exposure",
-    "weight": "times",
-    "categorical": {"carrier": "DL", "hour": None},
-}
+SETTINGS = {"outcome": "late", "offset": "exposure", "weight": "times"}
+SETTINGS["categorical"] = {"carrier": "DL", "hour": None}
 
 
 @pytest.fixture(params=KINDS)
@@ -100,11 +94,8 @@ def test_long_table_keeps_row_numbers():
     rows = Rows.from_table(frame, categorical=["g"])
     assert np.array_equal(rows.slice(0, n)["x"][:, 0], np.arange(n))
     assert np.array_equal(rows.slice(0, n)["g"], np.arange(n) % 3 == 0)
-    for column, value, word in [
-        ("a", np.nan, "a missing value"),
-        ("y", np.inf, "inf"),
-        ("g", None, "a missing value"),
-    ]:
+    missing = "a missing value"
+    for column, value, word in [("a", np.nan, missing), ("y", np.inf, "inf"), ("g", None, missing)]:
         bad = frame.astype({"a": float})
         bad.loc[150_123, column] = value
         with pytest.raises(DataError, match=f"column '{column}' holds {word} in row 150123"):
@@ -124,14 +115,8 @@ def test_long_table_keeps_row_numbers():
         ({"weight": "late"}, "one column cannot have two roles"),
         ({"categorical": ["carier"]}, "categorical column 'carier' is not.*'carrier'"),
         ({"categorical": "carrier"}, r"pass \['carrier'\]"),
-        (
-            {"predictors": ["hour"], "categorical": ["carrier"]},
-            "'carrier' is not among the predictors",
-        ),
-        (
-            {"categorical": {"carrier": "U"}},
-            "reference level 'U' does not occur in column 'carrier'",
-        ),
+        ({"predictors": ["hour"], "categorical": ["carrier"]}, "is not among the predictors"),
+        ({"categorical": {"carrier": "U"}}, "level 'U' does not occur in column 'carrier'"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -157,10 +142,8 @@ def test_other_types_and_missing_values():
                 pa.table({"y": [0, 1], **columns}), categorical=["g"] if "g" in columns else ()
             )
 
-    refuse(
-        "column 'day' holds values of type date32.* convert it to a number first",
-        day=pa.array([0, 1], pa.date32()),
-    )
+    dates = pa.array([0, 1], pa.date32())
+    refuse("column 'day' holds values of type date32.* convert it to a number first", day=dates)
     refuse("column 'l' holds values of type list", l=[[1], [2]])
     refuse("column 'a' holds a missing value in row 1", a=[1, None])
     refuse("column 'g' holds a missing value in row 1", g=["u", None])
@@ -272,9 +255,7 @@ def test_dates_are_levels_in_whatever_table(tmp_path):
 
 def test_numbers_used_as_levels_may_be_written_otherwise():
     """In C(...) and as groups, a year is 2019, "2019" or a category, where nothing else fits."""
-    frame = pd.DataFrame(
-        {"y": [0.0, 1, 2, 3], "year": [2019, 2020, 2020, 2021], "x": [1.0, 2, 3, 4]}
-    )
+    frame = pd.DataFrame({"y": [0, 1, 2, 3], "year": [2019, 2020, 2020, 2021], "x": [1.0, 2, 3, 4]})
     rows = read_formula("y ~ C(year) + x + (1 | year)", frame, progressbar=False)
     ways = [str, float, lambda year: f"{year}.0"]
     tables = [frame.assign(year=[way(year) for year in frame["year"]]) for way in ways]
@@ -284,14 +265,8 @@ def test_numbers_used_as_levels_may_be_written_otherwise():
         ours, theirs = (r.slice(0, 4) for r in (rows, other))
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     for year, words in (
-        (
-            ["2019", "2020", "'21", "2021"],
-            "held numbers or booleans in the fit and holds text here",
-        ),
-        (
-            pd.Categorical([2019, 2019, 2018, 2019]),
-            "holds 2018 in row 2, which the rows of the fit",
-        ),
+        (["2019", "2020", "'21", "2021"], "held numbers or booleans in the fit and holds text"),
+        (pd.Categorical([2019, 2019, 2018, 2019]), "holds 2018 in row 2, which the rows"),
     ):
         with pytest.raises(DataError, match=words):
             encode_table(rows.schema.encoding, frame.assign(year=year), outcome=True)

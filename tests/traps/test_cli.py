@@ -106,9 +106,8 @@ def test_odd_options(csv, tmp_path, options):
 
 
 def test_a_wrong_probability_is_refused_before_anything_is_done(csv, tmp_path):
-    assert "--prob" in failed(
-        *("fit", csv, "--outcome", "well", "--out", tmp_path / "run", "--prob", "90")
-    )
+    command = ("fit", csv, "--outcome", "well", "--out", tmp_path / "run", "--prob", "90")
+    assert "--prob" in failed(*command)
     assert not (tmp_path / "run").exists()
 
 

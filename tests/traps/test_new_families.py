@@ -119,10 +119,8 @@ def test_two_classes_have_no_order():
 def test_units_of_an_outcome_do_not_matter():
     """Priors of log-link families are centred at the mean outcome, in its unit."""
     rows = family_rows("InverseGaussian", 300)
-    fields = all_of(rows)
-    models = [
-        M.InverseGaussian().resolved(mo.Rows(x=fields["x"], y=k * fields["y"])) for k in (1.0, 1e6)
-    ]
+    x, y = all_of(rows).values()
+    models = [M.InverseGaussian().resolved(mo.Rows(x=x, y=k * y)) for k in (1.0, 1e6)]
     small, large = (model.resolved_priors.alone[1].prior for model in models)
     np.testing.assert_allclose(large.mean - small.mean, np.log(1e6), rtol=1e-9)
     assert small.sd == large.sd
@@ -262,9 +260,8 @@ def test_ordered_classes_are_not_made_of_an_alphabet():
 
 
 def test_without_any_trial_the_posterior_is_the_prior():
-    rows = mo.Rows(
-        x=np.random.default_rng(1).normal(size=(40, 1)), y=np.zeros(40), trials=np.zeros(40)
-    )
+    x = np.random.default_rng(1).normal(size=(40, 1))
+    rows = mo.Rows(x=x, y=np.zeros(40), trials=np.zeros(40))
     model = M.Binomial(prior_scale=0.5, intercept_scale=2.0)
     run = {"method": "laplace", "draws": 1_000, "chains": 2, "random_seed": 1, "progressbar": False}
     with pytest.warns(mo.ModicumWarning, match="prior"):

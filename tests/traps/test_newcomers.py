@@ -94,10 +94,8 @@ def test_a_likelihood_of_one_column_is_to_be_flattened():
 
 
 def test_what_stands_for_a_missing_number(tmp_path):
-    for mark, words in (
-        (".", "leave it empty if it stands for a missing value"),
-        ("1o", "correct it"),
-    ):
+    marks = {".": "leave it empty if it stands for a missing value", "1o": "correct it"}
+    for mark, words in marks.items():
         path = tmp_path / "table.csv"
         path.write_text("x,y\n" + "1.5,0\n2.5,1\n" * 5 + f"{mark},1\n")
         with pytest.raises(mo.DataError, match=rf"row 10\) among numbers: {words}, or"):

@@ -39,9 +39,8 @@ def flights(n=600, seed=1):
 
 
 def coded(table, **settings):
-    return mo.Rows.from_table(
-        table, **{"outcome": "late", "categorical": {"carrier": "AA"}, **settings}
-    )
+    settings = {"outcome": "late", "categorical": {"carrier": "AA"}} | settings
+    return mo.Rows.from_table(table, **settings)
 
 
 TABLE = flights()

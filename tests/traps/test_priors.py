@@ -511,9 +511,8 @@ def test_the_papers_schedule_counts_what_it_looks_up_on_its_subset(monkeypatch):
     rng = np.random.default_rng(3)
     x = np.c_[rng.normal(size=3_000), np.arange(3_000) < 60]
     rows = mo.Rows(x=x, y=((rng.random(3_000) < 0.5) | (x[:, 1] > 0)).astype(float))
-    _, ledger = planned(
-        M.Logistic(prior_scale=1.0), rows, mo.HMCECS(expert=mo.ECSExpert(tuning="paper"))
-    )
+    paper = mo.HMCECS(expert=mo.ECSExpert(tuning="paper"))
+    _, ledger = planned(M.Logistic(prior_scale=1.0), rows, paper)
     assert ledger.counts["separation", "density"] > 0
 
 

@@ -152,10 +152,7 @@ def test_weights_that_cannot_be_learned_from_are_refused(weights, reason):
 def test_offsets_and_weights_of_rows_are_not_ignored(table):
     x = table["x"].to_numpy()[:, None]
     rows = mo.Rows(x=x, y=table["y"], columns=["x"], weight=table["times"], offset=x[:, 0])
-    for arguments, reason in (
-        ({}, "pass offset='offset'"),
-        ({"offset": "offset"}, "pass weights="),
-    ):
+    for arguments, reason in (({}, "pass offset='offset'"), ({"offset": "offset"}, "pass weights")):
         with pytest.raises(mo.SettingError, match=reason):
             read_formula("y ~ x", rows, progressbar=False, **arguments)
     again = rows_of("y ~ .", rows, "weight", offset="offset")
