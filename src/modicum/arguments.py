@@ -9,11 +9,12 @@ frozen dataclasses, are checked once, from their annotations.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache, partial, wraps
 from numbers import Number
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import (
     Annotated,
     Any,
@@ -147,6 +148,32 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
+def arguments_checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Make `function` explain unknown arguments, and refuse values that its annotations exclude.
+
+    Examples
+    --------
+    >>> @arguments_checked
+    ... def loo(draws: Count = 4_000, groups: Literal["known", "new"] | None = None): ...
+    >>> try:
+    ...     loo(groups="all")
+    ... except SettingError as fault:
+    ...     print(fault)
+    groups must be 'known', 'new' or None, not 'all'.
+    """
+    named, known = names_checked(function), tuple(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        rules = _rules_of_arguments(function)
+        for name, value in (*zip(known, args, strict=False), *kwargs.items()):
+            if name in rules:
+                _require(name, value, *rules[name])
+        return named(*args, **kwargs)
+
+    return checked
+
+
 def _answer(name: str, known: Collection[str]) -> str:
     """Say what an unknown argument is called here, what to use instead, or what it resembles."""
     tidy = name.lower()
@@ -211,6 +238,8 @@ def _as_tuple(value: Any) -> tuple[float, ...]:
 
 
 Count: TypeAlias = Annotated[int, at_least(1)]
+FromZero: TypeAlias = Annotated[int, at_least(0)]
+FromTwo: TypeAlias = Annotated[int, at_least(2)]
 Positive: TypeAlias = Annotated[float, number("a positive number", lambda v: v > 0)]
 Share: TypeAlias = Annotated[float, number("a number between 0 and 1", lambda v: 0 < v < 1)]
 BelowOne: TypeAlias = Annotated[float, number("at least 0 and below 1", lambda v: 0 <= v < 1)]
@@ -251,13 +280,19 @@ def check_settings(settings: Any) -> None:  # a dataclass, for which Python has 
     """
     for name, (rules, hint) in _rules(settings.__class__).items():
         value = getattr(settings, name)
-        rule = next((rule for rule in rules if rule.holds(value)), None)
-        if rule is None:
-            near = suggestion(str(value), [known for rule in rules for known in rule.names])
-            needed = f"{name} must be {_listed(map(str, rules))}, not {value!r}{near}"
-            raise SettingError(f"{needed}; {hint}." if hint else f"{needed}.")
+        rule = _require(name, value, rules, hint)
         if rule.kept is not None:
             object.__setattr__(settings, name, rule.kept(value))
+
+
+def _require(name: str, value: object, rules: Sequence[Rule], hint: str) -> Rule:
+    """Return the first rule that a value obeys, or say what it must be."""
+    rule = next((rule for rule in rules if rule.holds(value)), None)
+    if rule is not None:
+        return rule
+    near = suggestion(str(value), [known for rule in rules for known in rule.names])
+    needed = f"{name} must be {_listed(map(str, rules))}, not {value!r}{near}"
+    raise SettingError(f"{needed}; {hint}." if hint else f"{needed}.")
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -274,7 +309,23 @@ def _rules(kind: type[Any]) -> dict[str, tuple[list[Rule], str]]:
         if kind.__module__.startswith("modicum."):
             raise
         return {}
-    found = {field.name: list(_alternatives(hints[field.name])) for field in fields(kind)}
+    return _by_name({field.name: hints[field.name] for field in fields(kind)})
+
+
+@cache
+def _rules_of_arguments(function: Callable[..., object]) -> dict[str, tuple[list[Rule], str]]:
+    """Return the rules of a function's arguments; what is true or false needs none."""
+    hints: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        alone = SimpleNamespace(__annotations__={name: parameter.annotation})
+        with suppress(NameError, TypeError):  # annotations for type checkers alone
+            hints |= get_type_hints(alone, function.__globals__, include_extras=True)
+    return _by_name({name: hint for name, hint in hints.items() if hint is not bool})
+
+
+def _by_name(hints: Mapping[str, Any]) -> dict[str, tuple[list[Rule], str]]:
+    """Return the rules and the hint of each annotation that has any."""
+    found = {name: list(_alternatives(hint)) for name, hint in hints.items()}
     return {
         name: ([rule for rule in rules if rule is not None], _hint(hints[name]))
         for name, rules in found.items()

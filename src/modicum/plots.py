@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from modicum.arguments import Count, Share, arguments_checked
 from modicum.diagnostics.weighted import ends_of
-from modicum.errors import SettingError, whole_number
+from modicum.errors import SettingError
 from modicum.passes.sums import log_likelihoods
 from modicum.posterior import Posterior, group_effects
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import (
-    check_interval,
     evenly_spaced,
     require_finite,
     require_positive_sum,
@@ -86,13 +86,14 @@ def colour_of(method: str | Posterior) -> str:
     return METHOD_COLOURS.get(str(name), OTHER)
 
 
+@arguments_checked
 def forest(
     post: Posterior,
     names: Sequence[str] | str | None = None,
     *,
     labels: Sequence[str] | None = None,
     transform: Callable[[np.ndarray], np.ndarray] | None = None,
-    prob: float = 0.9,
+    prob: Share = 0.9,
     ax: Axes | None = None,
 ) -> Axes:
     """Plot medians and equal-tailed intervals, one line per scalar, the first on top.
@@ -117,7 +118,6 @@ def forest(
     -------
     matplotlib.axes.Axes
     """
-    check_interval(prob)
     most = [name for name in post.draws if not is_pooled(name)]
     chosen = [names] if isinstance(names, str) else list(names or most or post.draws)
     scalars = post.lines(chosen)
@@ -181,12 +181,13 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
     return ax
 
 
+@arguments_checked
 def survival(
     post: Posterior,
     times: Sequence[float] | None = None,
     *,
     draws: int = 200,
-    prob: float = 0.9,
+    prob: Share = 0.9,
     ax: Axes | None = None,
 ) -> Axes:
     """Plot the survival curve of the rows of the fit, and their Kaplan-Meier estimate.
@@ -291,12 +292,13 @@ def cost(posteriors: Mapping[str, Posterior], *, ax: Axes | None = None) -> Axes
     return ax
 
 
+@arguments_checked
 def residual_weights(
     post: Posterior,
     data: RowsLike | None = None,
     *,
-    subsample: int = 5_000,
-    draws: int = 50,
+    subsample: Count = 5_000,
+    draws: Count = 50,
     random_seed: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
@@ -326,8 +328,6 @@ def residual_weights(
     -------
     matplotlib.axes.Axes
     """
-    whole_number("subsample", subsample)
-    whole_number("draws", draws)
     sizes = np.sort(_residual_sizes(post, data, subsample, draws, random_seed))[::-1]
     if not sizes.sum() > 0:
         raise SettingError(
@@ -471,7 +471,7 @@ def caterpillar(
     *,
     effect: str | None = None,
     levels: Sequence[object] | None = None,
-    prob: float = 0.9,
+    prob: Share = 0.9,
     ax: Axes | None = None,
 ) -> Axes:
     """Plot the effects of a group's levels, sorted by mean, each with its interval.
@@ -521,7 +521,7 @@ def shrinkage(
     *,
     effect: str | None = None,
     levels: Sequence[object] | None = None,
-    prob: float = 0.9,
+    prob: Share = 0.9,
     ax: Axes | None = None,
 ) -> Axes:
     """Plot how far partial pooling shrinks each level's effect from its unpooled estimate.
@@ -572,7 +572,7 @@ def shrinkage(
 
 
 def smooth(
-    post: Posterior, name: str | None = None, *, prob: float = 0.9, ax: Axes | None = None
+    post: Posterior, name: str | None = None, *, prob: Share = 0.9, ax: Axes | None = None
 ) -> Axes:
     """Plot a smooth of a formula along its variable, with a band; of two variables, its mean.
 
@@ -642,7 +642,8 @@ def _effect_name(post: Posterior, group: str, effect: str | None) -> str:
     return effect if effect in names else written[effect]
 
 
-def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = None) -> Axes:
+@arguments_checked
+def marginal(post: Posterior, name: str, *, bins: Count = 40, ax: Axes | None = None) -> Axes:
     """Plot the distribution of one scalar as a histogram that respects signs and weights.
 
     Parameters
@@ -663,7 +664,6 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = No
     count = len(post.lines([name]))
     if count > 1:
         raise SettingError(f"{name!r} has {count} entries: name one of them.")
-    whole_number("bins", bins)
     values, weights = post[name].reshape(-1), weights_of(post).reshape(-1)
     require_finite({name: post[name]}, "a histogram")
     require_positive_sum(weights, "a histogram")

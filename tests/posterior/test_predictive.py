@@ -413,7 +413,7 @@ def test_intervals_are_for_one_new_group_or_for_the_average(how):
     np.testing.assert_allclose(either.upper[:4], one.upper[:4], atol=1e-6)
     # the last row's site is known, with the effects 0 and 0 of "a"
     assert either.upper[4] - either.mean[4] == pytest.approx(1.645 * INSIDE, rel=0.01)
-    with pytest.raises(SettingError, match="newgroups must be 'one' or 'average', not 'both'"):
+    with pytest.raises(SettingError, match="newgroups must be 'one', 'average' or None"):
         post.predict(NEW, newgroups="both")
 
 
@@ -433,6 +433,6 @@ def test_advice_about_new_groups_can_be_followed():
     refused(DataError, "groups='any' if some groups are new", post.predictive, NEW, draws=2)
     assert post.predictive(NEW, draws=2, groups="any").shape == (2, 5)
     assert len(post.marginal("x", data=NEW, groups="any", at=[0.0, 1.0])) == 2
-    with pytest.raises(SettingError, match="groups must be 'known', 'new' or 'any', not 'all'"):
+    with pytest.raises(SettingError, match="groups must be 'known', 'new', 'any' or None"):
         post.predictive(NEW, draws=2, groups="all")
     refused(DataError, "depends on its group: leave such rows out", post.score, NEW.assign(y=0.0))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arguments import Count, Positive, at_least, check_settings, one_of
+from modicum.arguments import Count, FromTwo, Positive, check_settings, one_of
 from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.constraints import named_leaves
@@ -236,7 +236,7 @@ class _Layered(NeuralModel):
     hidden: tuple[int, ...] = (100,)
     activation: Annotated[str, one_of(ACTIVATIONS)] = "relu"
     likelihood: Likelihood = "categorical"
-    classes: Annotated[int, at_least(2)] | None = None
+    classes: FromTwo | None = None
     noise_scale: Positive = 1.0
     prior_scale: Positive = 1.0
     scale: Positive | None = None

@@ -10,7 +10,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, warn_of, whole_number
+from modicum.arguments import FromZero
+from modicum.errors import ModicumWarning, SettingError, warn_of
 from modicum.files import Archive, Json, require_writable, whole_file
 from modicum.ledger import Ledger
 from modicum.libraries import arviz_base
@@ -95,7 +96,7 @@ LARGEST_WHOLE = 2.0**53  # up to this, floats represent every integer
 ROW = "row"  # the dimension of sampled rows
 
 
-def to_datatree(post: FittedDraws, sample: int = 500, random_seed: int = 0) -> xr.DataTree:
+def to_datatree(post: FittedDraws, sample: FromZero = 500, random_seed: int = 0) -> xr.DataTree:
     """Convert to an ArviZ DataTree, with dimensions named and labelled.
 
     The groups are `posterior` and `sample_stats`; if the model is known, `log_prior`, and
@@ -109,7 +110,6 @@ def to_datatree(post: FittedDraws, sample: int = 500, random_seed: int = 0) -> x
     random_seed
         Seed of the sample of rows, and of the predictive draws.
     """
-    whole_number("sample", sample, 0)
     dims, coords = named_axes(post)
     stats = dict(post.stats)
     if post.weights is not None:

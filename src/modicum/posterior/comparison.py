@@ -12,19 +12,19 @@ exp(elpd); with the Bayesian bootstrap, they are averaged over bootstrap replica
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from scipy.special import softmax
 
-from modicum.arguments import names_checked
+from modicum.arguments import FromTwo, Share, arguments_checked
 from modicum.errors import DataError, SettingError, is_number, warn_of
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.evidence import log_evidence
 from modicum.posterior.fit_rows import Groups, RowsLike
-from modicum.posterior.loo import LeaveOneOut, Subject, leave_one_out
+from modicum.posterior.loo import Enough, LeaveOneOut, Subject, leave_one_out
 from modicum.posterior.posterior import Posterior
 from modicum.posterior.predict import NewGroups, Prediction, Prepared, mixed_prediction
 from modicum.random import Stream, generator
@@ -124,14 +124,15 @@ DIFFERENCES = {
 UNCENSORED = {"event": 1.0, "cens": 0.0, "lb": -np.inf, "ub": np.inf}
 
 
+@arguments_checked
 def compare(
     posteriors: Mapping[str, Posterior],
     data: RowsLike | Mapping[str, RowsLike] | None = None,
     *,
     method: Weighting = "stacking",
     evidence: bool = False,
-    subsample: int | None = None,
-    draws: int = 4000,
+    subsample: FromTwo | None = None,
+    draws: Enough = 4000,
     random_seed: int = 0,
     progressbar: bool = True,
     moment_match: bool = False,
@@ -185,10 +186,6 @@ def compare(
     >>> bool(table.loc["no effect", "elpd_diff"] > 4 * table.loc["no effect", "dse"])
     True
     """
-    if method not in get_args(Weighting):
-        raise SettingError(
-            f"method must be 'stacking', 'bb-pseudo-bma' or 'pseudo-bma', not {method!r}."
-        )
     subjects = _subjects(posteriors, data)
     _require_same_outcomes(subjects)
     # Is the likelihood of one family a density and that of another a probability?
@@ -225,13 +222,13 @@ def compare(
     )
 
 
-@names_checked
+@arguments_checked
 def average_predictions(
     posteriors: Mapping[str, Posterior],
     rows: RowsLike,
     weights: Mapping[str, float] | None = None,
     draws: int | None = None,
-    prob: float = 0.9,
+    prob: Share = 0.9,
     newlevels: NewLevels = "refuse",
     groups: Groups | None = None,
     newgroups: NewGroups | None = None,

@@ -17,14 +17,15 @@ s_k = N_k / (N1 + N2), is iterated to its fixed point, r = p(y).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from modicum.arguments import at_least
 from modicum.arrays import HALF_LOG_2PI
 from modicum.diagnostics import ess
 from modicum.diagnostics.weighted import LEAST, rows_smoothed
-from modicum.errors import SettingError, too_few, warn_of, whole_number
+from modicum.errors import SettingError, too_few, warn_of
 from modicum.models.constraints import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Sums
@@ -126,7 +127,7 @@ UNCERTAIN = 0.5  # error above which two models can hardly be told apart
 def log_evidence(
     post: FittedDraws,
     data: RowsLike | None = None,
-    points: int = 500,
+    points: Annotated[int, at_least(FEWEST_SEEN)] = 500,
     random_seed: int = 0,
     progressbar: bool = True,
 ) -> Evidence:
@@ -158,7 +159,6 @@ def log_evidence(
         A named tuple: `value`, the log evidence, and `error`, its Monte Carlo standard error.
     """
     rows = post.rows_of_fit(data, "the evidence")
-    whole_number("points", points, FEWEST_SEEN)
     model = post.fitted_model()
     if model.has_flat_prior:
         raise SettingError(

@@ -18,10 +18,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from modicum.arguments import Count, FromTwo, FromZero
 from modicum.diagnostics import kernel_stein_discrepancy, squared_stein_discrepancy
 from modicum.diagnostics.convergence import finite_and_moving
 from modicum.diagnostics.weighted import kish_share, rows_smoothed, weighted_mean, weighted_variance
-from modicum.errors import SettingError, too_few, warn_of, whole_number
+from modicum.errors import SettingError, too_few, warn_of
 from modicum.ledger import Ledger
 from modicum.libraries import arviz_base, arviz_stats
 from modicum.libraries import pandas as pd
@@ -46,7 +47,7 @@ F = TypeVar("F", bound=FittedDraws)
 
 
 def correct(
-    post: F, rows: RowsLike | None = None, draws: int = 1000, progressbar: bool = True
+    post: F, rows: RowsLike | None = None, draws: Count = 1000, progressbar: bool = True
 ) -> F:
     """Make the draws of a subsampling method exact by importance weights, in one pass.
 
@@ -71,7 +72,6 @@ def correct(
             "these draws cannot be corrected: that needs draws without negative signs, not yet "
             "corrected, of a method that records the log-density it sampled (`lp` in stats)."
         )
-    whole_number("draws", draws)
     same = post.rows_of_fit(rows, "a correction")
     every = max(1, -(-post.chains * post.num_draws // draws))
     subset = {name: x[:, ::every] for name, x in post.draws.items()}
@@ -279,9 +279,9 @@ class SteinDiscrepancy:
 def stein_discrepancy(
     post: FittedDraws,
     rows: RowsLike,
-    draws: int = 500,
-    subsample: int | None = None,
-    random_seed: int = 0,
+    draws: FromTwo = 500,  # they are compared with each other
+    subsample: Count | None = None,
+    random_seed: FromZero = 0,
     progressbar: bool = True,
 ) -> SteinDiscrepancy:
     """Measure how far the draws are from the posterior, without a reference to compare with.
@@ -303,10 +303,6 @@ def stein_discrepancy(
     progressbar
         Whether to show progress on a long pass.
     """
-    whole_number("draws", draws, 2)  # draws are compared with each other
-    whole_number("random_seed", random_seed, 0)
-    if subsample is not None:
-        whole_number("subsample", subsample)
     if post.fitted_model().integrated_group is not None:
         raise SettingError(
             f"{PURPOSE} is that of parameters given rows, and here effects of groups were "

@@ -182,8 +182,6 @@ def aligned(
     not have unless `groups` is "known" or None. If nothing is known of the fit's rows (None), rows
     are taken unchanged.
     """
-    if groups not in (None, "known", "new", "any"):
-        raise SettingError(f"groups must be 'known', 'new' or 'any', not {groups!r}.")
     encoding = fit.encoding if fit is not None and is_tabular(rows) else None
     if groups == "any" and encoding is None:
         raise SettingError(

@@ -27,7 +27,6 @@ from modicum.errors import (
     SettingError,
     UnknownNameError,
     count,
-    is_number,
     suggestion,
     whole_number,
 )
@@ -127,7 +126,8 @@ def not_held(purpose: str, needed: str = "the rows of the fit") -> SettingError:
     """Return the error for what needs rows, or a table, that a posterior does not hold."""
     return SettingError(
         f"{purpose} needs {needed}, which this posterior, made by hand, from a digest, or loaded "
-        "from a file, does not hold; give the rows, or their table."
+        "from a file, does not hold; give the rows, or their table, here or by "
+        "Posterior.load(path, data=...)."
     )
 
 
@@ -423,14 +423,6 @@ def evenly_spaced(total: int, number: int) -> np.ndarray:
     """Return at most `number` of `total` indices: the midpoints of equally long intervals."""
     count = min(number, total)
     return np.asarray(((2 * np.arange(count) + 1) * total) // (2 * count))
-
-
-def check_interval(prob: float) -> None:
-    """Refuse a `prob` that is not between 0 and 1."""
-    if not is_number(prob) or not 0 < prob < 1:
-        raise SettingError(
-            f"prob, the probability of an interval, must be between 0 and 1, not {prob!r}."
-        )
 
 
 def require_finite(values: Mapping[str, np.ndarray], purpose: str) -> None:

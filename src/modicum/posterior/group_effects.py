@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import Share
 from modicum.diagnostics.weighted import (
     ends_of,
     normalised,
@@ -46,7 +47,6 @@ from modicum.posterior.fit_rows import Batch, RowsLike
 from modicum.posterior.fitted import (
     FittedDraws,
     affordable,
-    check_interval,
     flat_points,
     not_held,
     thinned,
@@ -71,7 +71,7 @@ def effects(
     levels: Sequence[object] | None = None,
     rows: RowsLike | None = None,
     draws: int | None = None,
-    prob: float = 0.9,
+    prob: Share = 0.9,
 ) -> pd.DataFrame:
     """Tabulate the effects of groups, or a smooth: mean, sd, interval, and number of rows.
 
@@ -118,7 +118,6 @@ def effects(
     ['mean', 'sd', '5%', '95%', 'mcse_mean', 'rows']
     """
     rows_of_fit = post.rows_if_any(rows, "a table of effects")
-    check_interval(prob)
     model, smooths = post.fitted_model(), smooths_of(post)
     group = _group_of(model, tuple(smooths), group, levels)
     if group in smooths:
@@ -343,7 +342,7 @@ def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> 
     )
 
 
-def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> pd.DataFrame:
+def icc(post: FittedDraws, rows: RowsLike | None = None, prob: Share = 0.9) -> pd.DataFrame:
     """Tabulate intraclass correlations: the share of the variance that is between groups.
 
     On the scale of the linear predictor, given the common columns, this is the variance of a
@@ -379,7 +378,6 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     """
     rows_of_fit = post.rows_if_any(rows, "an intraclass correlation")
     model = post.fitted_model()
-    check_interval(prob)
     if not model.group_terms:
         raise SettingError("an intraclass correlation needs groups, and this model has none.")
     family = family_of(model)

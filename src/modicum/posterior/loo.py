@@ -33,13 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
+from modicum.arguments import FromTwo, at_least
 from modicum.diagnostics.convergence import ess_mean
 from modicum.diagnostics.weighted import kish_share, rows_smoothed
-from modicum.errors import ModicumWarning, SettingError, too_few, warn_of, whole_number
+from modicum.errors import ModicumWarning, SettingError, too_few, warn_of
 from modicum.ledger import Ledger
 from modicum.libraries import arviz_stats
 from modicum.libraries import xarray as xr
@@ -197,6 +198,7 @@ EXACT = 4_000  # up to this many rows, each is left out
 SAMPLED = 2_000  # rows drawn if there are more
 FEW_POINTS = 64  # draws from which every row is approximated
 FEWEST = 100  # draws needed to see the tail of their weights
+Enough: TypeAlias = Annotated[int, at_least(FEWEST)]
 ALIKE = 0.9  # effective share of the draws above which their weights are nearly even
 MOST_SCALARS = 200  # scalars whose effective sample size is averaged
 
@@ -347,8 +349,8 @@ class _Prepared(NamedTuple):
 def loo(
     post: FittedDraws,
     data: RowsLike | None = None,
-    subsample: int | None = None,
-    draws: int = 4000,
+    subsample: FromTwo | None = None,
+    draws: Enough = 4000,
     random_seed: int = 0,
     progressbar: bool = True,
     moment_match: bool = False,
@@ -420,9 +422,6 @@ def leave_one_out(
     moment_match: bool,
 ) -> list[LeaveOneOut]:
     """Leave the same rows out of all subjects, which share their rows; see `loo`."""
-    whole_number("draws", draws, FEWEST)
-    if subsample is not None:
-        whole_number("subsample", subsample, 2)
     prepared = [_prepare(*subject, draws, progressbar) for subject in subjects]
     (number,) = {len(model.order) for model in prepared}  # the caller compares like with like
     weight = _weights(prepared[0])

@@ -20,12 +20,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from modicum.arguments import Count, Share
 from modicum.diagnostics.weighted import ends_of, tabulated, weighted_mean
-from modicum.errors import SettingError, whole_number
+from modicum.errors import SettingError
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
-from modicum.posterior.fitted import FittedDraws, check_interval
+from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.outcomes import OutcomeDraws, pieces_of, with_groups
 from modicum.posterior.population import Population, population
 from modicum.posterior.summary import interval_table
@@ -128,8 +129,8 @@ def marginal(
     at: Sequence[object] | Mapping[str, object] | None = None,
     slope: bool = False,
     draws: int | None = None,
-    prob: float = 0.9,
-    subsample: int = 5_000,
+    prob: Share = 0.9,
+    subsample: Count = 5_000,
     random_seed: int = 0,
     groups: Groups | None = None,
     given: Mapping[str, object] | None = None,
@@ -195,7 +196,6 @@ def marginal(
     >>> both["mean"].round(3).to_dict()
     {(0, 0): 0.0, (0, 3): -3.0, (1, 0): 2.0, (1, 3): -1.0}
     """
-    check_interval(prob)
     names = [column] if isinstance(column, str) else column
     if not isinstance(names, Sequence) or not names or any(not isinstance(n, str) for n in names):
         raise SettingError(
@@ -247,8 +247,8 @@ def contrast(
     data: RowsLike | None = None,
     comparison: Comparison = "difference",
     draws: int | None = None,
-    prob: float = 0.9,
-    subsample: int = 5_000,
+    prob: Share = 0.9,
+    subsample: Count = 5_000,
     random_seed: int = 0,
     groups: Groups | None = None,
     given: Mapping[str, object] | None = None,
@@ -297,7 +297,6 @@ def contrast(
         raise SettingError(
             f"between must be a list of values, such as [{between!r}, ...], not one string."
         )
-    check_interval(prob)
     if comparison == "odds ratio":
         family = post.fitted_model().row_model
         if family.mean_is_share is False and type(family).decide is BaseModel.decide:
@@ -305,10 +304,6 @@ def contrast(
                 f"an odds ratio needs probabilities, and {type(family).__name__} does not "
                 "predict probabilities; use 'difference' or 'ratio'."
             )
-    if comparison not in ("difference", "ratio", "odds ratio"):
-        raise SettingError(
-            f"comparison must be 'difference', 'ratio' or 'odds ratio', not {comparison!r}."
-        )
     settings = 0 if between is None else len(_listed(between))
     averaged = _averages(
         post, [column], data, draws, subsample, random_seed, groups, settings, given
@@ -408,7 +403,6 @@ def _averages(
 
     If it is 0, the first column is set to each of its levels, or to two numbers.
     """
-    whole_number("subsample", subsample)
     averaged = population(post, data, subsample, seed, groups)
     grouped_rows = with_groups(averaged.as_it_is, post.fitted_model(), groups)
     explained = post.explained_parameters()

@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from modicum.arguments import names_checked
-from modicum.errors import DataError, SettingError, argument, whole_number
+from modicum.arguments import Count
+from modicum.errors import DataError, SettingError, argument
 from modicum.files import require_writable, within_disk
 from modicum.models import BaseModel
 from modicum.models.linear_predictor import family_of
@@ -262,11 +262,10 @@ def new_effects(
     return tuple(effects)
 
 
-@names_checked
 def predictive(
     post: FittedDraws,
     data: RowsLike | None = None,
-    draws: int = 100,
+    draws: Count = 100,
     random_seed: int = 0,
     newlevels: NewLevels = "refuse",
     groups: Groups | None = None,
@@ -328,7 +327,6 @@ def outcome_draws(
 
     The draws are equally weighted, except that signs are kept if outcomes will be `averaged`.
     """
-    whole_number("draws", draws)
     predictor = post.model_predictor()
     model = predictor.model
     rows = with_groups(rows, model, groups)

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modicum.arguments import arguments_checked
 from modicum.errors import SettingError, count
 from modicum.models.model import BaseModel
 from modicum.models.over_draws import ModelPredictor
@@ -131,39 +132,39 @@ class Posterior(FittedDraws):
     """
 
     # what the draws say
-    summary = summary
-    hypothesis = hypothesis
-    learning_curve = learning_curve
-    resample = resample
+    summary = arguments_checked(summary)
+    hypothesis = arguments_checked(hypothesis)
+    learning_curve = arguments_checked(learning_curve)
+    resample = arguments_checked(resample)
     _repr_html_ = posterior_box
     __str__ = posterior_text
 
     # outcomes, and the effects of columns and groups on them
-    predict = predict
-    predictive = predictive
-    score = score
-    marginal = marginal
-    contrast = contrast
-    effects = effects
-    icc = icc
+    predict = arguments_checked(predict)
+    predictive = arguments_checked(predictive)
+    score = arguments_checked(score)
+    marginal = arguments_checked(marginal)
+    contrast = arguments_checked(contrast)
+    effects = arguments_checked(effects)
+    icc = arguments_checked(icc)
 
     # how far the model, the prior and the draws can be trusted
-    ppc = ppc
-    kfold = kfold
-    bayes_R2 = bayes_R2  # noqa: N815 - as brms calls it
-    loo = loo
-    log_evidence = log_evidence
-    sensitivity = sensitivity
-    stein_discrepancy = stein_discrepancy
-    correct = correct
+    ppc = arguments_checked(ppc)
+    kfold = arguments_checked(kfold)
+    bayes_R2 = arguments_checked(bayes_R2)  # noqa: N815 - as brms calls it
+    loo = arguments_checked(loo)
+    log_evidence = arguments_checked(log_evidence)
+    sensitivity = arguments_checked(sensitivity)
+    stein_discrepancy = arguments_checked(stein_discrepancy)
+    correct = arguments_checked(correct)
 
     update = update
 
     # for people, ArviZ and later
-    report = report
-    to_datatree = to_datatree
-    to_netcdf = to_netcdf
-    save = save
+    report = arguments_checked(report)
+    to_datatree = arguments_checked(to_datatree)
+    to_netcdf = arguments_checked(to_netcdf)
+    save = arguments_checked(save)
 
     @classmethod
     def load(

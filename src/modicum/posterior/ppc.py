@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from modicum.arguments import Count, FromTwo, Share
 from modicum.diagnostics.weighted import ends_of, weighted_mean, weighted_quantile
-from modicum.errors import DataError, SettingError, whole_number
+from modicum.errors import DataError, SettingError
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
-from modicum.posterior.fitted import FittedDraws, check_interval, evenly_spaced
+from modicum.posterior.fitted import FittedDraws, evenly_spaced
 from modicum.posterior.marginal import Averages
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, outcome_draws, outcomes
 from modicum.posterior.population import (
@@ -214,10 +215,10 @@ def ppc(
     post: FittedDraws,
     data: RowsLike | None = None,
     by: str | None = None,
-    draws: int = 100,
-    bins: int = 10,
-    prob: float = 0.9,
-    subsample: int = 50_000,
+    draws: Count = 100,
+    bins: FromTwo = 10,
+    prob: Share = 0.9,
+    subsample: Count = 50_000,
     random_seed: int = 0,
     prior: bool = False,
 ) -> PredictiveCheck:
@@ -255,9 +256,6 @@ def ppc(
     PredictiveCheck
         Has a `table` of the numbers, a chance `p` of as large differences, and `plot()`.
     """
-    check_interval(prob)
-    whole_number("bins", bins, 2)
-    whole_number("subsample", subsample, 1)
     if data is None and by is not None:
         data = _table_with(post, by, subsample, random_seed)
     origin = data if data is not None else post.table
@@ -567,14 +565,13 @@ MOST_ROWS = 2_000  # over which a curve is averaged, evenly spaced among all
 
 
 def survival_table(
-    post: FittedDraws, times: np.ndarray | None = None, draws: int = DRAWS, prob: float = 0.9
+    post: FittedDraws, times: np.ndarray | None = None, draws: int = DRAWS, prob: Share = 0.9
 ) -> pd.DataFrame:
     """Return the chance that an outcome of a row of the fit is larger than each time.
 
     The table has, for each time, its posterior mean and interval, averaged over the rows (at most
     `MOST_ROWS`), and the Kaplan-Meier estimate from all outcomes, which may be right-censored.
     """
-    check_interval(prob)
     rows = post.rows_or_own(None, True, "refuse")
     observed = post.fitted_model().row_model.observed
     if set(observed) - {"event", "cens"}:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from modicum.arguments import names_checked
+from modicum.arguments import Count, Share
 from modicum.diagnostics.weighted import (
     ends_of,
     normalised,
@@ -24,13 +24,13 @@ from modicum.diagnostics.weighted import (
     weighted_mean,
     weighted_quantile,
 )
-from modicum.errors import DataError, SettingError, is_number, warn_of, whole_number
+from modicum.errors import DataError, SettingError, is_number, warn_of
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.models.observed import classes_to
 from modicum.models.over_draws import ModelPredictor, length_of
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
-from modicum.posterior.fitted import FittedDraws, affordable, check_interval
+from modicum.posterior.fitted import FittedDraws, affordable
 from modicum.posterior.marginal import Average
 from modicum.posterior.outcomes import OutcomeDraws, in_pieces, rows_behind, with_groups
 from modicum.posterior.population import row_sample
@@ -113,12 +113,11 @@ class Prediction:
         return pd.DataFrame(self.columns(), index=self.index)
 
 
-@names_checked
 def predict(
     post: FittedDraws,
     rows: RowsLike,
     draws: int | None = None,
-    prob: float = 0.9,
+    prob: Share = 0.9,
     newlevels: NewLevels = "refuse",
     groups: Groups | None = None,
     newgroups: NewGroups | None = None,
@@ -195,8 +194,6 @@ class Prepared(NamedTuple):
         given: ModelPredictor | None = None,
     ) -> Prepared:
         """Align rows with those of the fit, and choose draws."""
-        if newgroups not in (None, "one", "average"):
-            raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
         predictor = given or post.model_predictor()
         new = aligned(rows, post.fit_rows, False, newlevels, groups)
         new = with_groups(new, predictor.model, groups)
@@ -234,7 +231,6 @@ def mixed_prediction(
     quantiles: Sequence[float] | float = (),
 ) -> Prediction:
     """Predict each row by a mixture of fits with these shares: mean, interval and error."""
-    check_interval(prob)
     probabilities = np.atleast_1d(quantiles).tolist()
     if not all(is_number(p) and 0 <= p <= 1 for p in probabilities):
         raise SettingError(f"quantiles must be probabilities from 0 to 1, not {quantiles!r}.")
@@ -293,9 +289,7 @@ def survival_predictor(
 ) -> ModelPredictor:
     """Return a predictor of the chances that outcomes are larger than these times."""
     if kind != "survival":
-        raise SettingError(
-            f"kind must be 'mean' or 'survival', not {kind!r}; times are those of 'survival'."
-        )
+        raise SettingError("times are those of 'survival': add kind='survival', or leave them out.")
     values = np.atleast_1d(np.asarray([] if times is None else times, float))
     if values.ndim != 1 or not values.size or not np.isfinite(values).all():
         raise SettingError(
@@ -478,13 +472,12 @@ def _average(by_draw: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarra
     return float(weighted_mean(scores, weights)), np.array(by_chain)
 
 
-@names_checked
 def bayes_R2(  # noqa: N802 - as brms and rstantools call it
     post: FittedDraws,
     data: RowsLike | None = None,
     draws: int | None = None,
-    prob: float = 0.9,
-    subsample: int = 20_000,
+    prob: Share = 0.9,
+    subsample: Count = 20_000,
     random_seed: int = 0,
 ) -> pd.DataFrame:
     """Tabulate the share of the outcome's variance that the model explains.
@@ -523,8 +516,6 @@ def bayes_R2(  # noqa: N802 - as brms and rstantools call it
     >>> round(float(post.bayes_R2().loc["R2", "mean"]), 6)  # 4 / (4 + 1)
     0.8
     """
-    check_interval(prob)
-    whole_number("subsample", subsample)
     rows = post.rows_or_own(data, False, "refuse")
     sample = row_sample(rows, subsample, random_seed)
     drawn = OutcomeDraws.affordable(post, sample, draws, purpose="R-squared")

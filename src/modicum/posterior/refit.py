@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from modicum.arguments import names_checked
 from modicum.diagnostics.weighted import normalised
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.posterior.fit_rows import AlignedRows, RowsLike
@@ -118,7 +117,6 @@ class CrossValidation:
         return float(apart.sum()), _error(apart, self.units, self.weight)
 
 
-@names_checked
 def kfold(
     post: FittedDraws,
     data: RowsLike | None = None,

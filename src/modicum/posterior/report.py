@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from modicum.arguments import Share
 from modicum.errors import ModicumError, first_few
 from modicum.files import require_writable, whole_file
 from modicum.libraries import pandas as pd
@@ -38,7 +39,7 @@ from modicum.posterior.display import (
     written,
 )
 from modicum.posterior.fit_rows import FitRows, RowsLike
-from modicum.posterior.fitted import FittedDraws, check_interval, evenly_spaced
+from modicum.posterior.fitted import FittedDraws, evenly_spaced
 from modicum.posterior.group_effects import effect_names, effects, group_names, one_effect
 from modicum.posterior.marginal import by_class, marginal
 from modicum.posterior.ppc import PredictiveCheck, expected_words, ppc, survival_table
@@ -70,7 +71,7 @@ def report(
     post: FittedDraws,
     path: str | os.PathLike[str],
     title: str | None = None,
-    prob: float = 0.9,
+    prob: Share = 0.9,
     data: RowsLike | None = None,
 ) -> Path:
     """Write an HTML report: what was fitted, whether to trust it, and the estimates.
@@ -98,7 +99,6 @@ def report(
     Path
         The file written.
     """
-    check_interval(prob)
     require_writable(path)
     holder, other = post, data
     if data is not None and post.rows is None:

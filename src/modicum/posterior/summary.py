@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from modicum.arguments import names_checked
+from modicum.arguments import Share
 from modicum.diagnostics import r_hat
 from modicum.diagnostics.weighted import diagnose, ends_of, weighted_mean
 from modicum.errors import SettingError, UnknownNameError, is_number, warn_of
 from modicum.libraries import pandas as pd
 from modicum.models.linear_predictor import family_of
-from modicum.posterior.fitted import FittedDraws, check_interval, require_positive_sum, scalar_names
+from modicum.posterior.fitted import FittedDraws, require_positive_sum, scalar_names
 from modicum.rows.checks import names_like
 from modicum.rows.coding import LevelArray
 from modicum.rows.formula.expressions import Expression
@@ -33,11 +33,10 @@ EFFECTS = "|("  # mark pooled coefficients, "1|ward" and "s(hour)"; they may be 
 CURVE_POINTS = 50  # default number of points of a learning curve
 
 
-@names_checked
 def summary(
     post: FittedDraws,
     names: Sequence[str] | str | None = None,
-    prob: float = 0.9,
+    prob: Share = 0.9,
     exponentiate: bool = False,
 ) -> pd.DataFrame:
     """Tabulate every scalar: mean, sd, interval, Monte Carlo error, ESS, R-hat.
@@ -64,7 +63,6 @@ def summary(
     >>> ratios["mean"].round(2).to_dict(), ratios.attrs["multiplies"]
     ({'beta[dose]': 2.33, 'intercept': 1.0}, 'odds')
     """
-    check_interval(prob)
     multiplies = ""
     if exponentiate:
         post, multiplies = _exponentiated(post), post.fitted_model().row_model.multiplies
@@ -256,9 +254,8 @@ UNKNOWN = re.compile(r"[^\W\d]\w*\b(?:\[[^\]]*\]+)?(?!\s*\()")  # a name that ca
 EQUALS = re.compile(r"(?<![<>=!])=(?!=)")
 
 
-@names_checked
 def hypothesis(
-    post: FittedDraws, hypotheses: str | Sequence[str], prob: float = 0.9
+    post: FittedDraws, hypotheses: str | Sequence[str], prob: Share = 0.9
 ) -> pd.DataFrame:
     """Tabulate how probable hypotheses are, and the differences that they are about.
 
@@ -297,7 +294,6 @@ def hypothesis(
     dose < ward[b]      -0.2          0.9            11.2
     dose / ward[b] = 1  -0.2          NaN             NaN
     """
-    check_interval(prob)
     texts = [hypotheses] if isinstance(hypotheses, str) else hypotheses
     if not isinstance(texts, Sequence) or not texts or any(not isinstance(t, str) for t in texts):
         raise SettingError(
@@ -433,7 +429,7 @@ def _chance(post: FittedDraws, claim: _Claim) -> tuple[float, float]:
     return probability, float(1 / _lines(post, {"about": claim.about})["ess_bulk"].iloc[0])
 
 
-def _lines(post: FittedDraws, values: dict[str, np.ndarray], prob: float = 0.9) -> pd.DataFrame:
+def _lines(post: FittedDraws, values: dict[str, np.ndarray], prob: Share = 0.9) -> pd.DataFrame:
     """Summarise scalars of the draws, in their order."""
     if not values:
         values = {"": np.zeros((post.chains, post.num_draws))}  # for its columns

@@ -20,12 +20,12 @@ import numpy as np
 from modicum.arguments import (
     Bytes,
     Count,
+    FromZero,
     Point,
     Positive,
     Rule,
     Share,
     among,
-    at_least,
     check_settings,
     one_of,
 )
@@ -184,7 +184,7 @@ class EnergyConserving(Method, Generic[C]):
     target_accept: Share = 0.8
     step_size: Positive | None = None
     anchor: Literal["mode", "mean"] | Point = "mode"
-    certainty: Annotated[int, at_least(0)] | Literal["auto"] = "auto"
+    certainty: FromZero | Literal["auto"] = "auto"
     memory_limit: Bytes | None = None
     expert: AsExpert = ECSExpert()
     of_digests: ClassVar[bool] = True

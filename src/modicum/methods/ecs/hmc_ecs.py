@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 import jax.numpy as jnp
 
-from modicum.arguments import Count, Positive, at_least
+from modicum.arguments import Count, FromTwo, Positive
 from modicum.errors import (
     ConvergenceError,
     CrudeControlVariateError,
@@ -101,7 +101,7 @@ class HMCECS(EnergyConserving[Choice]):
     1300
     """
 
-    subsample: Annotated[int, at_least(2)] | None = None
+    subsample: FromTwo | None = None
     bias: Positive = 0.05
     exact: Literal["delayed"] | None = None
     name: ClassVar[str] = "hmc-ecs"

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arguments import Bytes, Count, Point, Positive, Rule, Share, at_least, number, one_of
+from modicum.arguments import Bytes, Count, FromZero, Point, Positive, Rule, Share, number, one_of
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError, suggestion
 from modicum.kernels.designs import DESIGNS, CertaintyRows, Uniform
 from modicum.kernels.gradients import ESTIMATORS, BaseGradientEstimator
@@ -219,7 +219,7 @@ class StochasticGradientFamily(Method):
     batch: Count = 100
     design: DesignName = "uniform"
     clusters: Count = 10
-    certainty: Annotated[int, at_least(0)] | Literal["auto"] = "auto"
+    certainty: FromZero | Literal["auto"] = "auto"
     whiten: bool | None = None
     start: Literal["mode", "zero", "model"] | Point | None = None
     spread: Annotated[float, number("a number of at least 0", lambda v: v >= 0)] | None = None

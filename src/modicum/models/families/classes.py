@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arguments import at_least
+from modicum.arguments import FromTwo, at_least
 from modicum.arrays import log1m_exp, namespace
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.families.links import LINKS, LinkName, bounded_exp, log_factorial
@@ -30,7 +30,7 @@ from modicum.runtime import Array
 class _Classes(LinearPredictorModel):
     """A family of classes 0, 1, ..., K - 1, predicted by their probabilities."""
 
-    classes: Annotated[int, at_least(2)] | None = None
+    classes: FromTwo | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
