@@ -58,66 +58,29 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_128  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_025  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
 }
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
-    "LinearPredictorModel": 5,
-    "IntegratedEffects": 2,
-    "Rows": 10,
-    "GroupedRows": 1,
-    "LinearTaylor": 4,
-    "LevelArray": 11,
-    "Call": 9,
-    "Digest": 4,
-    "ShrunkPrior": 5,
-    "ColumnArray": 5,
-    "GroupTaylor": 1,
-    "HMCMove": 3,
-    "Point": 3,
-    "ScaleFamily": 3,
-    "BaseModel": 2,
-    "Effects": 2,
-    "EngineChoice": 2,
-    "GroupTerm": 2,
-    "Method": 2,
-    "PathChances": 2,
-    "Perturbed": 2,
-    "Posterior": 2,
-    "TableFiles": 2,
-    **dict.fromkeys(
-        (
-            "AsTraced",
-            "Auto",
-            "AutodiffTaylor",
-            "BlockPoisson",
-            "Constraint",
-            "EnergyConservingKernel",
-            "EndlessError",
-            "FedRows",
-            "Flat",
-            "FlatCache",
-            "FormulaEncoding",
-            "LogNormal",
-            "Markup",
-            "Model",
-            "ModicumError",
-            "ModicumWarning",
-            "NoNoiseError",
-            "OrderedBackend",
-            "Parameters",
-            "Prior",
-            "RowsSchema",
-            "Rule",
-            "Source",
-            "Target",
-            "_Bijected",
-        ),
-        1,
-    ),
+    name: times
+    for times, names in {
+        11: "LevelArray",
+        10: "Rows",
+        9: "Call",
+        5: "ColumnArray LinearPredictorModel ShrunkPrior",
+        4: "Digest LinearTaylor",
+        3: "HMCMove Point ScaleFamily",
+        2: "BaseModel Effects EngineChoice GroupTerm IntegratedEffects Method PathChances "
+        "Perturbed Posterior TableFiles",
+        1: "AsTraced Auto AutodiffTaylor BlockPoisson Constraint EndlessError "
+        "EnergyConservingKernel FedRows Flat FlatCache FormulaEncoding GroupTaylor "
+        "GroupedRows LogNormal Markup Model ModicumError ModicumWarning NoNoiseError "
+        "OrderedBackend Parameters Prior RowsSchema Rule Source Target _Bijected",
+    }.items()
+    for name in names.split()
 }
 
 PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from unittest import mock
@@ -72,36 +73,19 @@ def test_paths_that_lead_nowhere(csv, tmp_path):
     failed("fit", "x" * 5000, *rest)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--draws", "-3"],
-        ["--tune", "-1"],
-        ["--chains", "0"],
-        ["--seed", "-1"],
-        ["--seed", str(10**30)],
-        ["--prob", "2"],
-        ["--prob", "nan"],
-        ["--prior-scale", "nan"],
-        ["--prior-scale", "inf"],
-        ["--family", "student-t", "--df", "0"],
-        ["--family", "gaussian", "--scale", "-1"],
-        ["--family", ""],
-        ["--method", "x"],
-        ["--method", ""],
-        ["--dtype", "int3"],
-        ["--outcome", ""],
-        ["--predictors", "nothing"],
-        ["--predictors", "well"],
-        ["--offset", "nothing"],
-        ["--weight", "nothing"],
-        ["--categorical", "ward=Z"],
-    ],
-    ids=" ".join,
+ODD_OPTIONS = (
+    *("--draws -3", "--tune -1", "--chains 0", "--seed -1", f"--seed {10**30}", "--prob 2"),
+    *("--prob nan", "--prior-scale nan", "--prior-scale inf", "--family student-t --df 0"),
+    *("--family gaussian --scale -1", "--family ''", "--method x", "--method ''", "--dtype int3"),
+    *("--outcome ''", "--predictors nothing", "--predictors well", "--offset nothing"),
+    *("--weight nothing", "--categorical ward=Z"),
 )
+
+
+@pytest.mark.parametrize("options", ODD_OPTIONS)
 def test_odd_options(csv, tmp_path, options):
     usual = ["--outcome", "well", "--categorical", "ward", "--out", tmp_path / "run"]
-    failed("fit", csv, *usual, *SHORT, *options)
+    failed("fit", csv, *usual, *SHORT, *shlex.split(options))
     assert not (tmp_path / "run" / "posterior").exists()
 
 

@@ -210,15 +210,11 @@ def test_stacked_chains_start_at_every_mode_too():
 
 def test_init_may_be_several_points():
     model = square(init=1.0)
-    several = mo.Model(
-        model._functions["log_prior"], model._functions["log_likelihood"], [{"t": 1.0}, {"t": -1.0}]
-    )
-    for way in ({"model": several, "starts": 1}, {"model": model, "starts": [{"t": -1.0}]}):
-        way, model_given = dict(way), way["model"]
-        del way["model"]
-        if way["starts"] == 1:
-            assert len(several.points) == 2
-        post = quick(model_given, square_rows(), **SHORT, **way)
+    functions = (model._functions[name] for name in ("log_prior", "log_likelihood"))
+    several = mo.Model(*functions, [{"t": 1.0}, {"t": -1.0}])
+    assert len(several.points) == 2
+    for made, starts in ((several, 1), (model, [{"t": -1.0}])):
+        post = quick(made, square_rows(), starts=starts, **SHORT)
         assert set(np.sign(post.draws["t"].mean(axis=1))) == {-1.0, 1.0}
     alone = quick(model, square_rows(), starts=1, **SHORT)
     assert set(np.sign(alone.draws["t"].mean(axis=1))) == {1.0}

@@ -69,15 +69,10 @@ def test_a_field_that_is_missing_is_named(name, field):
         Target.of(family(name), mo.Rows(**fields, **{field: np.ones((30, 2))}))
 
 
-@cases(
-    "family formula words",
-    ("binomial", "days ~ dose", "where COLUMN is the number of trials of each row,"),
-)
-def test_a_formula_without_the_field_says_what_belongs_there(family, formula, words):
+def test_a_formula_without_the_field_says_what_belongs_there():
     frame = pd.DataFrame({"days": [1.0, 2.0, 3.0, 4.0], "dose": [0.0, 1.0, 0.5, 0.2]})
-    with pytest.raises(mo.SettingError) as caught:
-        mo.fit(formula, frame, family=family, progressbar=False)
-    assert words in str(caught.value)
+    words = "where COLUMN is the number of trials of each row,"
+    refused(mo.SettingError, words, mo.fit, "days ~ dose", frame, family="binomial")
 
 
 @cases(

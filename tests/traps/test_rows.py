@@ -199,91 +199,42 @@ def test_fields_of_other_types():
 # Stores from elsewhere
 
 
-def change_entries(**entries):
-    def change(about):
-        about.update(entries)
-
-    return change
-
-
-def change_shard(**entries):
-    def change(about):
-        about["shards"][0].update(entries)
-
-    return change
-
-
-def without(name):
-    def change(about):
-        del about[name]
-
-    return change
-
-
-def change_field(i, **entries):
-    def change(about):
-        about["fields"][i].update(entries)
-
-    return change
-
-
-MUTATIONS = {
-    "rows missing": without("rows"),
-    "dtype missing": without("dtype"),
-    "fields missing": without("fields"),
-    "columns missing": without("columns"),
-    "shards missing": without("shards"),
-    "rows is text": change_entries(rows="200"),
-    "rows is true": change_entries(rows=True),
-    "rows is negative": change_entries(rows=-200),
-    "rows is a fraction": change_entries(rows=200.5),
-    "rows is huge": change_entries(rows=10**30),
-    "rows is zero": change_entries(rows=0, shards=[]),
-    "dtype is object": change_entries(dtype="object"),
-    "dtype is a list": change_entries(dtype=["float32"]),
-    "fields is a number": change_entries(fields=3),
-    "fields is empty": change_entries(fields=[]),
-    "a field is text": change_entries(fields=["x", "y"]),
-    "a field has no name": change_field(0, name=None),
-    "two fields of one name": change_field(1, name="x"),
-    "a shape is negative": change_field(0, shape=[-3]),
-    "a shape is huge": change_field(0, shape=[10**15, 10**15], span=[0, 10**30]),
-    "a shape has many axes": change_field(0, shape=[1] * 70 + [3]),
-    "a shape is text": change_field(0, shape="3"),
-    "a span is wrong": change_field(0, span=[0, 2]),
-    "a span is text": change_field(0, span="03"),
-    "columns are numbers": change_entries(columns=[1, 2, 3]),
-    "columns are too few": change_entries(columns=["x0"]),
-    "outcome is a number": change_entries(outcome=3),
-    "levels is a list": change_entries(levels=["u"]),
-    "levels are nested": change_entries(levels={"g": {"reference": "u", "levels": [["u"], "v"]}}),
-    "a reference is no level": change_entries(
-        levels={"g": {"reference": "w", "levels": ["u", "v"]}}
-    ),
-    "fingerprint is a number": change_entries(fingerprint=3),
-    "shards is a number": change_entries(shards=7),
-    "shards is empty": change_entries(shards=[]),
-    "a shard is null": change_entries(shards=[None]),
-    "a shard has no rows": change_shard(rows=0),
-    "a shard has negative rows": change_shard(rows=-5),
-    "a shard has huge rows": change_shard(rows=10**25),
-    "a shard's size is text": change_shard(bytes="many"),
-    "a shard's file is a number": change_shard(file=0),
-    "a shard lies above": change_shard(file="../rows-00000.npy"),
-    "a shard lies anywhere": change_shard(file="/etc/passwd"),
-    "a shard lies below": change_shard(file="deep/rows-00000.npy"),
-    "a shard is the folder": change_shard(file="."),
-    "a shard has no name": change_shard(file=""),
-    "a shard's name ends early": change_shard(file="rows-00000.npy\0.txt"),
-    "a shard is listed twice": change_shard(file="rows-00001.npy"),
+ABSENT = object()
+LEVELS = {"reference": "w", "levels": ["u", "v"]}  # of which the reference is none
+ODD = {  # entries of rows.json, by place
+    ("rows",): [ABSENT, "200", True, -200, 200.5, 10**30],
+    ("dtype",): [ABSENT, "object", ["float32"]],
+    ("fields",): [ABSENT, 3, [], ["x", "y"]],
+    ("fields", 0, "name"): [None],
+    ("fields", 1, "name"): ["x"],  # that of another
+    ("fields", 0, "shape"): [[-3], [1] * 70 + [3], "3"],
+    ("fields", 0, "span"): [[0, 2], "03"],
+    ("columns",): [ABSENT, [1, 2, 3], ["x0"]],
+    ("outcome",): [3],
+    ("levels",): [["u"], {"g": {"reference": "u", "levels": [["u"], "v"]}}, {"g": LEVELS}],
+    ("fingerprint",): [3],
+    ("shards",): [ABSENT, 7, [], [None]],
+    ("shards", 0, "rows"): [0, -5, 10**25],
+    ("shards", 0, "bytes"): ["many"],
+    ("shards", 0, "file"): [0, "../rows-00000.npy", "/etc/passwd", "deep/rows-00000.npy", ".", ""],
 }
+ODD["shards", 0, "file"] += ["rows-00000.npy\0.txt", "rows-00001.npy"]  # that of another
+MUTATIONS = [{place: odd} for place, values in ODD.items() for odd in values]
+MUTATIONS += [{("rows",): 0, ("shards",): []}]
+MUTATIONS += [{("fields", 0, "shape"): [10**15] * 2, ("fields", 0, "span"): [0, 10**30]}]
 
 
-@pytest.mark.parametrize("change", MUTATIONS.values(), ids=MUTATIONS)
-def test_odd_descriptions(store, change):
+@pytest.mark.parametrize("changes", MUTATIONS)
+def test_odd_descriptions(store, changes):
     path = store / "rows.json"
     about = json.loads(path.read_text())
-    change(about)
+    for (*places, last), odd in changes.items():
+        entry = about
+        for place in places:
+            entry = entry[place]
+        entry[last] = odd
+        if odd is ABSENT:
+            del entry[last]
     path.write_text(json.dumps(about))
     refused(DataError, r"rows\.json is damaged \(.+\): ingest the source again", Rows.open, store)
 
