@@ -63,6 +63,7 @@ class Stream(IntEnum):
     LAPLACE_DRAWS = 73  # draws from the normal approximation, to be weighted
     LAPLACE_ROWS = 74  # rows that determine the weights of these draws
     LAPLACE_ACCEPT = 75  # which of these draws an independence sampler accepts
+    LAPLACE_SCALES = 80  # scales that weigh most, where others are drawn
     MEAN_SUBSET = 76  # rows for the short chains that estimate the posterior mean
     MEAN_POINTS = 77  # draws of these chains at which gradients of all rows are averaged
     MODE_DRAWS = 79  # coefficients given the scales at their mode, to be checked there

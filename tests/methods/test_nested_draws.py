@@ -19,6 +19,8 @@ from helpers.slow import slowly
 from modicum.fit import model_for
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.methods import nested_draws
+from modicum.methods.laplace import NestedDensity
+from modicum.methods.level_proposals import LevelProposals
 from modicum.models.priors import exact
 from modicum.rows.reading import read_formula
 
@@ -87,6 +89,7 @@ def test_draws_of_few_groups_and_small_scales_agree_with_quadrature(groups, size
 def test_a_density_without_its_determinant_is_noticed(monkeypatch):
     table = few_groups(8, 20, 0.3)
     monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
+    monkeypatch.setattr(NestedDensity, "_by_levels", lambda self, best, better: best)
     assert not np.all(errors(fitted(table), *by_quadrature(table)) < 4)
 
 
@@ -99,9 +102,45 @@ def test_draws_of_thin_groups_follow_the_posterior_and_not_its_mode(monkeypatch)
     assert np.all(errors(post, means, sds) < 4)
     assert post.summary().loc["group_sd[g]", "sd"] == pytest.approx(sds[1], rel=0.1)
     monkeypatch.setattr(nested_draws.Pooled, "averaged", lambda *_: None)
+    monkeypatch.setattr(NestedDensity, "_by_levels", lambda self, best, better: best)
     at_mode = fitted(THIN)
     assert np.sum(at_mode.weights) ** 2 / np.sum(at_mode.weights**2) < 0.4 * at_mode.weights.size
     assert np.sum(post.weights) ** 2 / np.sum(post.weights**2) > 0.5 * post.weights.size
+
+
+def scores(post, table):
+    """Mean slopes of the log-posterior in effects of groups alike, which are 0, in their errors."""
+    eta = post.draws["1|g"] + post.draws["intercept"][..., None]
+    sums, rows = (table.groupby("g")["y"].agg(name).to_numpy() for name in ("sum", "count"))
+    slopes = sums - rows * expit(eta) - post.draws["1|g"] / post.draws["group_sd"] ** 2
+    weights = post.weights / post.weights.sum()
+    for number in np.unique(sums):
+        slope = slopes[..., sums == number].mean(axis=-1)
+        mean = np.sum(weights * slope)
+        yield mean / np.sqrt(np.sum(weights**2 * (slope - mean) ** 2))
+
+
+def test_effects_of_thin_groups_are_one_of_several_proposals(monkeypatch):
+    means, sds = by_quadrature(THIN)
+    monkeypatch.setattr(nested_draws.Pooled, "averaged", lambda *_: None)
+    post = fitted(THIN)
+    assert post.tuning["proposals per level"] > 1
+    assert np.all(errors(post, means, sds) < 4)
+    assert post.summary().loc["group_sd[g]", "sd"] == pytest.approx(sds[1], rel=0.1)
+    assert np.max(np.abs(list(scores(post, THIN)))) < 4
+    assert np.sum(post.weights) ** 2 / np.sum(post.weights**2) > 0.5 * post.weights.size
+
+    others = LevelProposals.others
+
+    def takes_the_heaviest(self, *given):
+        found = others(self, *given)
+        found.gumbels[:] = 0.0
+        return found
+
+    monkeypatch.setattr(LevelProposals, "others", takes_the_heaviest)
+    post = fitted(THIN)
+    assert post.tuning["proposals per level"] > 1
+    assert np.max(np.abs(list(scores(post, THIN)))) > 4
 
 
 def with_level_of_ones():
@@ -136,6 +175,7 @@ def test_a_coefficient_that_is_skewed_whatever_the_scales_is_drawn_with_them(mon
     assert np.all(distances() < 4)
 
     monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
+    monkeypatch.setattr(NestedDensity, "_by_levels", lambda self, best, better: best)
     assert not np.all(distances(method="laplace") < 4)
 
 
@@ -173,6 +213,7 @@ def test_an_overdispersion_is_drawn_with_the_scales_of_thin_groups(monkeypatch):
 
     assert np.all(distances() < 4)
     monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
+    monkeypatch.setattr(NestedDensity, "_by_levels", lambda self, best, better: best)
     assert not np.all(distances(method="laplace") < 4)
 
 

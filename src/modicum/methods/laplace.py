@@ -52,6 +52,7 @@ from modicum.kernels.control_variates import cached_rows
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
+from modicum.methods.level_proposals import LevelProposals
 from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
 from modicum.methods.nested_draws import (
     Nested,
@@ -227,6 +228,8 @@ FEWEST = 1_000  # fewest draws
 TIMES = 3  # that scales are drawn, at most: each time from kernels about the draws before
 PASSES = 5  # over draws, at most: each time their density follows the posterior more closely
 HOPELESS = 0.01  # share of effective draws below which draws tell nothing of the posterior
+SEVERAL = (8, 32)  # proposals for the effects of each level
+MOST_OF_LEVELS = 300_000  # rows times proposals, above which chains are sooner
 GAINED = 1.1  # times as many effective draws, below which another pass is not worth its time
 FIRST = 24  # proposals of the independence sampler that are discarded as burn-in
 
@@ -358,13 +361,15 @@ class NestedDensity(NamedTuple):
     """Scales of pooled terms from their marginal, and coefficients given the scales.
 
     Coefficients in which the likelihood is far from a quadratic, as in an overdispersion, are drawn
-    with the scales; there may be no others.
+    with the scales; there may be no others. With `levels`, the effects of each level of the largest
+    factor are one of several proposals.
     """
 
     pooled: Pooled
-    scales: ScaleDensity
+    scales: ScaleDensity | ScaleKernels
     where: Coordinates
     notes: list[ModicumWarning]
+    levels: LevelProposals | None = None
     middle: np.ndarray | None = None  # not known
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, int]) -> DensityDraws:
@@ -384,10 +389,10 @@ class NestedDensity(NamedTuple):
 
     def _drawn(self, rng: np.random.Generator, shape: tuple[int, int]) -> Nested:
         """Draw; where scales are poor draws of their marginal, draw again from kernels there."""
-        scales: ScaleDensity | ScaleKernels = self.scales
+        scales = self.scales
         share, best = -1.0, None
-        for _ in range(TIMES):
-            drawn = nested_draws(self.pooled, scales, rng, shape)
+        for _ in range(TIMES if self.levels is None else 1):  # scales may follow weights, not p~
+            drawn = nested_draws(self.pooled, scales, rng, shape, self.levels)
             h = self.pooled.scales_of(drawn.t.reshape(drawn.log_marginal.size, -1))
             # several draws may share their scales, and are one draw of these
             once = np.sort(np.unique(h[:, 0], return_index=True)[1])
@@ -402,7 +407,7 @@ class NestedDensity(NamedTuple):
         return best
 
     def sharpened(self, first: Proposals, better: Better) -> Proposals:
-        """Follow skewed coefficients; then the log-likelihood on average over draws."""
+        """Follow skewed coefficients, then the log-likelihood on average; then choose by levels."""
         apart = not_pooled(first.task.target, len(self.pooled.pull))
         bent = _following(first, self.pooled, self.scales.mode, apart)
         best = first if bent is None else better(first, bent)
@@ -411,16 +416,38 @@ class NestedDensity(NamedTuple):
 
     def _averaged(self, own: Proposals, better: Better, passes: int = PASSES) -> Proposals:
         """Follow the log-likelihood on average over draws, not at its mode, while that helps."""
-        if own.suffices or own.verdict.share < HOPELESS or not passes:
-            return own
-        assert own.drawn.nested is not None
-        log_ratio = own.log_posterior - own.drawn.log_density.ravel()[: len(own.log_posterior)]
-        pooled = self.pooled.averaged(own.drawn.nested, log_ratio)
+        sharper = self._on_average(own) if passes and own.verdict.share > HOPELESS else None
+        best = own if sharper is None or own.suffices else better(own, sharper)
+        if sharper is None or best is own:
+            return self._by_levels(own, better)
+        return sharper._averaged(best, better, passes - 1)
+
+    def _on_average(self, own: Proposals) -> NestedDensity | None:
+        """Return the density that follows the log-likelihood on average over draws, if it can."""
+        pooled = self.pooled.averaged(own.nested, own.log_ratio)
         if pooled is None:
-            return own
-        sharper = self._replace(pooled=pooled, scales=ScaleDensity.of(pooled))
-        best = better(own, sharper)
-        return own if best is own else sharper._averaged(best, better, passes - 1)
+            return None
+        return self._replace(pooled=pooled, scales=own.nested.scales.of_changed(pooled))
+
+    def _by_levels(self, best: Proposals, better: Better) -> Proposals:
+        """Choose the effects of each level among several proposals, of more while that helps.
+
+        What weights are left tell where the posterior has its scales, and these are drawn there.
+        """
+        assert best.pool is not None
+        task, rng = best.task, generator(best.task.seed, Stream.LAPLACE_SCALES)
+        if not self.pooled.information.levels or best.pool.certain < len(task.rows):
+            return best
+        for number in SEVERAL:
+            is_fine = best.suffices and best.verdict.share > EFFECTIVE
+            if is_fine or number * len(task.rows) > MOST_OF_LEVELS:
+                break
+            own, before = self._replace(levels=LevelProposals(task.target, task.rows, number)), best
+            best = better(best, own._replace(scales=best.nested.scales))
+            best = better(best, own._replace(scales=best.scales_by_weight(self.pooled, rng)))
+            if best is before:
+                break
+        return best
 
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are as good as those of a chain.
@@ -442,10 +469,12 @@ class NestedDensity(NamedTuple):
     @property
     def tuning(self) -> Tuning:
         """How many scales there are, and coefficients that are drawn with them."""
-        number, followed = len(self.scales.mode) - self.pooled.followed, self.pooled.followed
+        number, followed = len(self.pooled.start) - self.pooled.followed, self.pooled.followed
         tuning: Tuning = {"skewed coefficients": followed} if followed else {}
         if number:
             tuning["scales"] = f"{number} drawn from their marginal, coefficients given these"
+        if self.levels is not None:
+            tuning["proposals per level"] = self.levels.number
         return tuning
 
 
@@ -484,6 +513,23 @@ class Proposals(NamedTuple):
         return self.density.suffices(self.verdict)
 
     @property
+    def log_ratio(self) -> np.ndarray:
+        """The log-weights of those that were weighted."""
+        return self.log_posterior - self.drawn.log_density.ravel()[: len(self.log_posterior)]
+
+    @property
+    def nested(self) -> Nested:
+        """Scales, and coefficients given these; there must be scales."""
+        assert self.drawn.nested is not None
+        return self.drawn.nested
+
+    def scales_by_weight(self, pooled: Pooled, rng: np.random.Generator) -> ScaleKernels:
+        """Place kernels where draws that weigh most have their scales."""
+        log_ratio, t = self.log_ratio, self.nested.t
+        h = pooled.scales_of(t.reshape(-1, t.shape[2])[: len(log_ratio)])
+        return ScaleKernels.of(pooled, h, pareto_smoothed(log_ratio)[0], rng)
+
+    @property
     def numbers(self) -> str:
         """The verdict in numbers."""
         return self.verdict.numbers(None if self.pool is None else self.pool.rows)
@@ -495,8 +541,8 @@ class Proposals(NamedTuple):
         drawn, middle = self.drawn, self.density.middle
         flat = drawn.z.reshape(-1, drawn.z.shape[2])[:most]
         known, noise = pool.weigh(flat, flat.mean(axis=0) if middle is None else middle)
-        verdict = Verdict.judge(known - drawn.log_density.ravel()[:most], noise)
-        return self._replace(pool=pool, log_posterior=known, verdict=verdict)
+        weighed = self._replace(pool=pool, log_posterior=known)
+        return weighed._replace(verdict=Verdict.judge(weighed.log_ratio, noise))
 
     def all_weighed(self) -> DensityDraws:
         """Weigh the others too."""

@@ -46,10 +46,11 @@ from math import ceil, gamma, pi, sqrt
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrtrs
 
 from modicum.arrays import HALF_LOG_2PI
 from modicum.linalg.arrow import ArrowCholesky, ArrowLayout, ArrowMatrix, Symmetric
+from modicum.methods.level_proposals import LevelProposals, OtherProposals
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.exact import Effects
@@ -350,12 +351,10 @@ class Pooled:
         blocks = own_times[..., None] * matrix.blocks * own_times[..., None, :]
         corner = rest_times[:, :, None] * np.asarray(matrix.corner) * rest_times[:, None]
         corner += self.common
+        blocks += self._of_level(priors)[:, None]
         for term, inverse in zip(self.terms, priors, strict=True):
             lines = self._lines(term)
-            slots = matrix.slots(lines)
-            if slots is not None:
-                blocks[:, :, slots[:, None], slots] += inverse[:, None]
-            else:
+            if matrix.slots(lines) is None:
                 at = np.searchsorted(matrix.border, lines)
                 corner[:, at[:, None], at] += inverse[..., None]
         inverse = np.linalg.inv(np.linalg.cholesky(blocks))
@@ -404,6 +403,16 @@ class Pooled:
             logs = logs + term.levels * half_log_det + term.log_hyper(of_term)
             priors.append(inverse)
         return logs, priors
+
+    def _of_level(self, priors: list[np.ndarray]) -> np.ndarray:
+        """Prior precision of all effects of any one level in the blocks, for each h."""
+        effects = self.information.big.shape[1]
+        found = np.zeros((len(priors[0]) if priors else 1, effects, effects))
+        for term, inverse in zip(self.terms, priors, strict=True):
+            slots = self.information.slots(self._lines(term))
+            if slots is not None:
+                found[:, slots[:, None], slots] += inverse
+        return found
 
     def _eliminated(
         self, times: np.ndarray, inverse: np.ndarray, priors: list[np.ndarray]
@@ -468,11 +477,18 @@ class Pooled:
         half = _solve_lower(self.given(h[None]).lower, unit[None])[0]
         return np.asarray(half.T @ half)
 
-    def draw(self, h: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def draw(
+        self,
+        h: np.ndarray,
+        u: np.ndarray,
+        others: OtherProposals | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draw coefficients given each of some scales.
 
         `u` are standard normal, (scales, draws, coefficients). Return the coefficients, their
-        log-densities but for a constant, and log p~ of the scales.
+        log-densities but for a constant, and log p~ of the scales. With `others` the effects of
+        each level are one of several proposals, and a log-density is what has to be taken from the
+        log-posterior for the logarithm of the weight.
         """
         matrix, given = self.information, self.given(h)
         if self.bends is not None:
@@ -485,12 +501,21 @@ class Pooled:
         across = given.times[:, None, matrix.big] * (at_border @ self._cross.T).reshape(shape)
         left = given.pull[:, None, matrix.big] - across
         inverse = given.inverse[:, None]
-        own = (inverse @ left[..., None])[..., 0] + u[..., matrix.big]
-        c[..., matrix.big] = (inverse.swapaxes(3, 4) @ own[..., None])[..., 0]
+        mean = (inverse @ left[..., None])[..., 0]
+
+        def propose(normal: np.ndarray) -> np.ndarray:
+            return np.asarray((inverse.swapaxes(3, 4) @ (mean + normal)[..., None])[..., 0])
+
+        c[..., matrix.big] = propose(u[..., matrix.big])
         log_density = given.half_log_det[:, None] - np.sum(u**2, axis=2) / 2
         if self.bends is not None:
             c[..., self.bends.places] = h[:, None, -self.followed :]
-        return self.origin + c, log_density, given.log_marginal
+        c += self.origin
+        if others is not None:
+            precision = self._of_level(self._prior(h)[1])
+            big = np.asarray(matrix.big)
+            log_density += others.choose(c, u[..., big], big, propose, precision)
+        return c, log_density, given.log_marginal
 
 
 def _with_priors(
@@ -577,10 +602,11 @@ class _Road(NamedTuple):
 
 def _solve_lower(lower: np.ndarray, right: np.ndarray, transposed: bool = False) -> np.ndarray:
     """Solve systems with triangular matrices; right sides are columns."""
-    if len(lower) > 1 or not lower.size:
-        return np.asarray(np.linalg.solve(lower.swapaxes(1, 2) if transposed else lower, right))
-    trans = 1 if transposed else 0
-    return np.asarray(solve_triangular(lower[0], right[0], lower=True, trans=trans))[None]
+    if not lower.size:
+        return right
+    trans = 0 if transposed else 1  # of a transposed matrix, as LAPACK wants columns one by one
+    pairs = zip(lower, right, strict=True)
+    return np.stack([dtrtrs(matrix.T, columns, trans=trans)[0] for matrix, columns in pairs])
 
 
 def in_layout(matrix: Symmetric, layout: ArrowLayout | None) -> ArrowMatrix:
@@ -712,6 +738,10 @@ class ScaleDensity(NamedTuple):
         along = (Axis.of(*each) for each in zip(places.T, logs.T, *width, strict=True))
         return cls(mode, axes, tuple(along))
 
+    def of_changed(self, pooled: Pooled) -> ScaleDensity:
+        """Return the density for another quadratic."""
+        return ScaleDensity.of(pooled)
+
     def draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw scales; return them, (count, scales), and the logs of their densities."""
         drawn = [axis.draw(rng, count) for axis in self.along]
@@ -755,6 +785,15 @@ class ScaleKernels(NamedTuple):
     def coordinates(self, h: np.ndarray) -> np.ndarray:
         """Return arsinh(sd / unit), and scales that are no sds as they are."""
         return np.where(self.is_sd, np.arcsinh(np.exp(h - self.log_unit)), h)
+
+    @property
+    def mode(self) -> np.ndarray:
+        """Scales in the middle of all kernels."""
+        return self.log_unit
+
+    def of_changed(self, pooled: Pooled) -> ScaleKernels:
+        """Return the density for another quadratic: kernels are wide enough for both."""
+        return self
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw scales; return them, (count, scales), and the logs of their densities."""
@@ -837,6 +876,8 @@ class Nested(NamedTuple):
     t
         Coefficients, then scales, (length, chains, d). Where factors are dear, successive draws
         share their scales.
+    scales
+        What scales were drawn from.
     log_proposal
         Log-density of the scales as they were proposed, (length, chains).
     log_marginal
@@ -846,6 +887,7 @@ class Nested(NamedTuple):
     """
 
     t: np.ndarray
+    scales: ScaleDensity | ScaleKernels
     log_proposal: np.ndarray
     log_marginal: np.ndarray
     log_given: np.ndarray
@@ -856,8 +898,12 @@ def nested_draws(
     density: ScaleDensity | ScaleKernels,
     rng: np.random.Generator,
     shape: tuple[int, int],
+    levels: LevelProposals | None = None,
 ) -> Nested:
-    """Draw coefficients and scales; `shape` is (length, chains)."""
+    """Draw coefficients and scales; `shape` is (length, chains).
+
+    With `levels`, the effects of each level are one of several proposals.
+    """
     length, chains = shape
     times = ceil(length * chains / SHARED) if pooled.is_dear else 1  # draws that share scales
     groups, first = ceil(length / times), len(pooled.pull)
@@ -867,13 +913,17 @@ def nested_draws(
     t[..., first:] = h[:, :scales].reshape(groups, 1, chains, -1)
     logs = np.empty((3, groups, times, chains))
     logs[0] = of_scales.reshape(groups, 1, chains)
-    together = pooled.together(times)
+    together = pooled.together(times * (1 if levels is None else levels.number))
     parts = [np.arange(k, min(k + together, len(h))) for k in range(0, len(h), together)]
-    noise = ((h[some], rng.standard_normal((len(some), times, first))) for some in parts)
-    drawn = in_threads(lambda given: pooled.draw(*given), noise, THREADS)
+
+    def with_noise(some: np.ndarray) -> tuple[np.ndarray, np.ndarray, OtherProposals | None]:
+        others = None if levels is None else levels.others(rng, (len(some), times))
+        return h[some], rng.standard_normal((len(some), times, first)), others
+
+    drawn = in_threads(lambda given: pooled.draw(*given), map(with_noise, parts), THREADS)
     for some, (c, of_c, of_h) in zip(parts, drawn, strict=True):
         where = (some // chains, slice(None), some % chains)
         t[(*where, slice(first))] = c
         logs[(2, *where)], logs[(1, *where)] = of_c, of_h[:, None]
     flat = logs.reshape(3, groups * times, chains)[:, :length]
-    return Nested(t.reshape(groups * times, chains, -1)[:length], *flat)
+    return Nested(t.reshape(groups * times, chains, -1)[:length], density, *flat)
