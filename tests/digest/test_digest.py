@@ -344,7 +344,7 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
         mo.fit("well ~ (1 | ward)", with_groups, groups="integrate", **settings)
     refused(mo.SettingError, "made for the formula", mo.fit, "well ~ dose", made, **settings)
     again = replace(post, rows=None, table=None)  # like a fit of the digest
-    refused(mo.SettingError, "made from a digest or loaded from a file", again.marginal, "dose")
+    refused(mo.SettingError, "from a digest, or loaded from a file", again.marginal, "dose")
     assert len(again.marginal("dose", at=[0, 1], data=trips)) == 2
 
 

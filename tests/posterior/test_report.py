@@ -222,7 +222,7 @@ def test_a_posterior_without_rows_has_a_shorter_page(post, tmp_path):
     assert "a & b" in words
     assert "effects of columns need the rows of the fit" in words
     assert "What each variable does" not in words
-    with pytest.raises(SettingError, match="prob, the probability of an interval"):
+    with pytest.raises(SettingError, match="prob must be a number between 0 and 1"):
         post.report(tmp_path / "no.html", prob=2)
 
 
