@@ -59,7 +59,7 @@ def integrated(table, log_chance, nodes, a, log_sd, *others):
 
 def by_quadrature(table):
     """Posterior moments of the intercept and the standard deviation of the groups' effects."""
-    grid = np.linspace(-4, 4, 61), np.linspace(-9, 2.5, 93)
+    grid = np.linspace(-4, 4, 161), np.linspace(-9, 2.5, 93)
     return moments(*integrated(table, lambda y, eta: log_expit(eta if y else -eta), 60, *grid))
 
 
