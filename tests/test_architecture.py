@@ -46,10 +46,10 @@ ORDER = (  # from the top down; packages on one line may use each other
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_068,
     "rows": 6_960,
-    "methods": 6_492,
+    "methods": 6_521,
     "posterior": 5_819,
     "kernels": 3_745,
-    "passes": 2_897,
+    "passes": 2_894,
     "": 3_427,
     "run": 1_338,
     "cli": 1_068,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_058  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_090  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
@@ -73,9 +73,9 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
         5: "ColumnArray LinearPredictorModel ShrunkPrior",
         4: "Digest LinearTaylor",
         3: "HMCMove Point ScaleFamily",
-        2: "BaseModel Effects EngineChoice GroupTerm IntegratedEffects Method PathChances "
+        2: "BaseModel EngineChoice GroupTerm IntegratedEffects Method PathChances "
         "Perturbed Posterior TableFiles",
-        1: "AsTraced Auto AutodiffTaylor BlockPoisson Constraint EndlessError "
+        1: "AsTraced Auto AutodiffTaylor BlockPoisson Constraint Effects EndlessError "
         "EnergyConservingKernel FedRows Flat FlatCache FormulaEncoding GroupTaylor "
         "GroupedRows LogNormal Markup Model ModicumError ModicumWarning NoNoiseError "
         "OrderedBackend Parameters Prior RowsSchema Rule Source Target _Bijected",

@@ -336,10 +336,13 @@ def noisy_groups():
 
 
 @cache
-def noisy_quadrature():
-    """Posterior moments of the sd of effects, the scale, the slope and the intercept."""
+def noisy_quadrature(grouped=True):
+    """Posterior moments of the scale, the slope, the intercept and the sd of effects."""
     table = noisy_groups()
-    log_sd, log_scale = np.linspace(-7, 1.5, 60), np.linspace(-0.7, 1.2, 50)
+    log_sd, log_scale = (
+        np.linspace(-7, 1.5, 60) if grouped else [-np.inf],
+        np.linspace(-0.7, 1.2, 50),
+    )
     g = table["g"].to_numpy()
     X = np.column_stack([table["x"], np.ones(len(g))])
     away, same = table["y"] - 5.0, (g[:, None] == g).astype(float)
@@ -348,18 +351,22 @@ def noisy_quadrature():
         V = X @ prior @ X.T + a**2 * same + b**2 * np.eye(len(g))
         half = np.linalg.solve(np.linalg.cholesky(V), np.column_stack([away, X @ prior]))
         log = -half[:, 0] @ half[:, 0] / 2 - np.linalg.slogdet(V)[1] / 2
-        logs.append(log - a**2 / 2 + np.log(a) - 0.7 * b + np.log(b))
-        means.append([a, b, *half[:, 1:].T @ half[:, 0]])
-        variances.append([0, 0, *np.diag(prior - half[:, 1:].T @ half[:, 1:])])
+        logs.append(log - a**2 / 2 + (np.log(a) if grouped else 0) - 0.7 * b + np.log(b))
+        means.append([b, *half[:, 1:].T @ half[:, 0], a])
+        variances.append([0, *np.diag(prior - half[:, 1:].T @ half[:, 1:]), 0])
     means, sds = mixed(logs, means, np.array(variances))
-    return means + np.array([0, 0, 0, 5.0]), sds
+    return means + np.array([0, 0, 5.0, 0]), sds
 
 
-def noisy_errors():
+def noisy_errors(grouped=True):
     """Distances from quadrature of means by nested draws, in their Monte Carlo errors."""
-    post = mo.fit("y ~ x + (1 | g)", noisy_groups(), "gaussian", priors=NOISY, **FIT)
-    means, sds = noisy_quadrature()
-    found = post.summary().loc[["group_sd[g]", "scale", "beta[x]", "intercept"]]
+    priors = NOISY if grouped else {name: NOISY[name] for name in ("intercept", "common", "scale")}
+    formula, names = "y ~ x", ["scale", "beta[x]", "intercept"]
+    if grouped:
+        formula, names = formula + " + (1 | g)", [*names, "group_sd[g]"]
+    post = mo.fit(formula, noisy_groups(), "gaussian", priors=priors, **FIT)
+    means, sds = (moment[: len(names)] for moment in noisy_quadrature(grouped))
+    found = post.summary().loc[names]
     return np.abs(found["mean"] - means).to_numpy() / (sds / np.sqrt(found["ess_bulk"])), post
 
 
@@ -375,11 +382,37 @@ def test_draws_with_normal_noise_agree_with_quadrature(monkeypatch, dear):
     assert few == dear  # draws that share scales are not counted as independent
 
 
-def test_noise_whose_rows_are_miscounted_is_noticed(monkeypatch):
+def test_draws_without_pooled_terms_need_no_pool_of_rows_either():
+    off, post = noisy_errors(grouped=False)
+    assert "normal given the scale of the noise" in post.tuning["method"]
+    assert np.all(off < 4)
+    assert post.summary().loc["beta[x]", "sd"] == pytest.approx(
+        noisy_quadrature(False)[1][1], rel=0.05
+    )
+    assert post.ledger.evaluations < 4 * 48  # one pass, or another where the mean explains most
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_noise_whose_rows_are_miscounted_is_noticed(monkeypatch, grouped):
     right = nested_draws.Noise.log_densities
     wrong = lambda noise, h: right(noise._replace(rows=noise.rows - 8), h)  # noqa: E731
     monkeypatch.setattr(nested_draws.Noise, "log_densities", wrong)
-    assert not np.all(noisy_errors()[0] < 4)
+    assert not np.all(noisy_errors(grouped)[0] < 4)
+
+
+def test_collinear_columns_are_left_to_their_priors():
+    table = noisy_groups()
+    priors = {"common": mo.priors.Normal(0, 1)}
+    one = mo.fit("y ~ x", table, "gaussian", priors={"common": mo.priors.Normal(0, 2**0.5)}, **FIT)
+    with pytest.warns(mo.ModicumWarning, match="collinear"):
+        two = mo.fit(
+            "y ~ x + again", table.assign(again=table["x"]), "gaussian", priors=priors, **FIT
+        )
+    assert "normal given the scale of the noise" in two.tuning["method"]
+    total = two.draws["beta"].sum(axis=-1)
+    assert np.mean(total) == pytest.approx(np.mean(one.draws["beta"]), abs=0.02)
+    assert np.std(total) == pytest.approx(np.std(one.draws["beta"]), rel=0.06)
+    assert np.std(two.draws["beta"][..., 0] - total / 2) == pytest.approx(0.5**0.5, rel=0.06)
 
 
 def test_sums_by_level_make_the_same_draws_as_dense_ones(monkeypatch):

@@ -463,7 +463,8 @@ class NestedDensity(NamedTuple):
     @property
     def description(self) -> str:
         """What the draws are."""
-        given = "the scales of pooled terms" if self.pooled.terms else "skewed coefficients"
+        of_noise = "the scale of the noise" if self.pooled.noise else "skewed coefficients"
+        given = "the scales of pooled terms" if self.pooled.terms else of_noise
         return f"weighted draws, normal given {given}"
 
     @property

@@ -46,6 +46,7 @@ from math import ceil, gamma, pi, sqrt
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.linalg import eigh
 from scipy.linalg.lapack import dtrtrs
 
 from modicum.arrays import HALF_LOG_2PI
@@ -120,7 +121,7 @@ class Given(NamedTuple):
     """Normal distributions of the coefficients given some scales, with P = R R' for each."""
 
     times: np.ndarray  # by which lines and columns of B are multiplied, (scales, coefficients)
-    pull: np.ndarray  # a + B c0, (scales, coefficients)
+    pull: np.ndarray  # a + B c0 and the pull of priors, (scales, coefficients)
     inverse: np.ndarray  # inverse of R's blocks, (scales, levels, effects, effects)
     lower: np.ndarray  # R's corner, (scales, border, border)
     rest: np.ndarray  # the border of R^-1 a, (scales, border)
@@ -206,8 +207,8 @@ class Pooled:
     information, pull
         B and a, at a scale of the noise of 1 if that is unknown.
     common, common_pull
-        Precision of the coefficients that are not pooled, (border, border), and the slope of their
-        log-prior at the origin; zero where B and a include them.
+        Precision of the coefficients that are not pooled, in the structure of B, and the slope of
+        their log-prior at the origin; zero where B and a include them.
     origin
         c0, which is zero where effects are.
     terms
@@ -221,11 +222,13 @@ class Pooled:
         quadratic is an approximation.
     bends
         How the quadratic changes with some coefficients, which are the last of h then.
+    axes
+        By what coefficients less c0 were multiplied to get those of parameters; None: by nothing.
     """
 
     information: ArrowMatrix
     pull: np.ndarray
-    common: np.ndarray
+    common: ArrowMatrix
     common_pull: np.ndarray
     origin: np.ndarray
     terms: tuple[Effects, ...]
@@ -234,6 +237,7 @@ class Pooled:
     noise: Noise | None = None
     constant: float | None = None
     bends: Bends | None = None
+    axes: np.ndarray | None = None
 
     @classmethod
     def of(cls, target: Target, anchor: Anchor) -> Pooled:
@@ -243,9 +247,22 @@ class Pooled:
         _, gradient, dense = _with_priors(target, anchor, anchor.point, *sums)
         information = _concave(in_layout(dense, target.arrow_of_effects).leading(size))
         pull = np.asarray(gradient[:size] + information @ anchor.point[:size])
-        width = len(information.border)
-        none, origin = (np.zeros((width, width)), np.zeros(width)), np.zeros(size)
-        return cls(information, pull, *none, origin, pooled, anchor.point[size:], anchor.sd[size:])
+        zeros = np.zeros(size)
+        none = information.diagonal_like(zeros), zeros
+        return cls(information, pull, *none, zeros, pooled, anchor.point[size:], anchor.sd[size:])
+
+    def along_axes(self) -> Pooled:
+        """Return the same without pooled terms in coordinates in which all of P is diagonal."""
+        values, axes = eigh(np.asarray(self.information.corner), np.asarray(self.common.corner))
+        parts = np.arange(len(values))[:, None], np.arange(0)
+        return replace(
+            self,
+            information=ArrowMatrix.of_diagonal(np.maximum(values, 0.0), *parts),
+            common=ArrowMatrix.of_diagonal(np.ones(len(values)), *parts),
+            pull=axes.T @ self.pull,
+            common_pull=axes.T @ self.common_pull,
+            axes=axes,
+        )
 
     def bent(
         self, sums: Sums, anchor: Anchor, h: np.ndarray, skewed: Sequence[int]
@@ -347,10 +364,11 @@ class Pooled:
         """Condition on each of some scales, (number, scales)."""
         matrix, (times, pull, constant) = self.information, self._quadratics(h)
         log_marginal, priors = self._prior(h)
+        pull = pull + self.common_pull
         own_times, rest_times = times[:, matrix.big], times[:, matrix.border]
         blocks = own_times[..., None] * matrix.blocks * own_times[..., None, :]
         corner = rest_times[:, :, None] * np.asarray(matrix.corner) * rest_times[:, None]
-        corner += self.common
+        corner, blocks = corner + self.common.corner, blocks + self.common.blocks
         blocks += self._of_level(priors)[:, None]
         for term, inverse in zip(self.terms, priors, strict=True):
             lines = self._lines(term)
@@ -363,7 +381,7 @@ class Pooled:
         corner -= self._eliminated(times, inverse, priors)
         lower = np.linalg.cholesky(corner)
         right = pull[:, matrix.border] - rest_times * (solved.reshape(len(h), -1) @ self._cross)
-        rest = _solve_lower(lower, (right + self.common_pull)[..., None])[..., 0]
+        rest = _solve_lower(lower, right[..., None])[..., 0]
         log_marginal += constant + (np.sum(own**2, axis=(1, 2)) + np.sum(rest**2, axis=1)) / 2
         given = Given(times, pull, inverse, lower, rest, log_marginal)
         return given._replace(log_marginal=log_marginal - given.half_log_det)
@@ -471,10 +489,13 @@ class Pooled:
         return logs
 
     def covariance_of(self, h: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return the covariance given h of coefficients that are part of the border."""
-        border = np.asarray(self.information.border)
-        unit = (border[:, None] == places).astype(float)
-        half = _solve_lower(self.given(h[None]).lower, unit[None])[0]
+        """Return the covariance given h of coefficients that are not pooled."""
+        border, given = np.asarray(self.information.border), self.given(h[None])
+        if self.axes is None:
+            unit = (border[:, None] == places).astype(float)
+            half = _solve_lower(given.lower, unit[None])[0]
+        else:
+            half = given.inverse[0, :, 0] * self.axes[places].T
         return np.asarray(half.T @ half)
 
     def draw(
@@ -497,7 +518,7 @@ class Pooled:
         at = given.rest[:, None] + u[..., matrix.border]
         border = _solve_lower(given.lower, at.swapaxes(1, 2), transposed=True).swapaxes(1, 2)
         c[..., matrix.border] = border
-        at_border = (given.times[:, None, matrix.border] * border).reshape(-1, border.shape[2])
+        at_border = given.times[:, None, matrix.border] * border
         across = given.times[:, None, matrix.big] * (at_border @ self._cross.T).reshape(shape)
         left = given.pull[:, None, matrix.big] - across
         inverse = given.inverse[:, None]
@@ -510,7 +531,7 @@ class Pooled:
         log_density = given.half_log_det[:, None] - np.sum(u**2, axis=2) / 2
         if self.bends is not None:
             c[..., self.bends.places] = h[:, None, -self.followed :]
-        c += self.origin
+        c = self.origin + (c if self.axes is None else c @ self.axes.T)
         if others is not None:
             precision = self._of_level(self._prior(h)[1])
             big = np.asarray(matrix.big)

@@ -1,4 +1,4 @@
-"""Pooled terms and normal noise: draws that no row needs to weigh, from one pass over the rows.
+"""Normal noise: draws that no row needs to weigh, from one pass over the rows.
 
 At a known scale of the noise the log-likelihood is a quadratic in the coefficients, whose sums one
 pass forms. Given all scales, that of the noise among them, the coefficients are exactly normal, and
@@ -28,6 +28,8 @@ from modicum.methods.nested_draws import (
     pools_all_scales,
 )
 from modicum.models import Target
+from modicum.models.model import DENSE_LIMIT
+from modicum.models.priors.exact import ExactTerm
 from modicum.models.priors.resolved import prior_warnings
 from modicum.models.target import NormalPrior
 from modicum.passes.anchor import prior_decides, with_causes
@@ -43,12 +45,17 @@ LOOKED_AT = 256  # draws at the mode that tell how far the data determine effect
 def normal_given_scales(task: Task) -> Pooled | None:
     """Sum the rows of a model that is normal given scales; None for any other model.
 
-    Priors of coefficients that are not pooled must be normal too.
+    Priors of coefficients that are not pooled must be normal too, and there must be noise.
     """
     target, known = task.target, task.target.at_known_scale
     if known is None or task.grouped or task.sums.rest is not None:
         return None
-    if not pools_all_scales(target) or target.model.has_flat_prior:
+    if target.model.has_flat_prior:
+        return None
+    is_plain = (
+        known.size == target.size - 1 <= DENSE_LIMIT
+    )  # the scale of the noise is the only one
+    if not (is_plain or pools_all_scales(target)):
         return None
     first = known.likelihood.size  # scales come after
     apart = not_pooled(target, first)
@@ -60,12 +67,20 @@ def normal_given_scales(task: Task) -> Pooled | None:
 
 def _others(target: Target) -> bool:
     """Whether coefficients that are not pooled have priors that are not normal."""
-    assert target.exact_prior is not None
-    return any(not (term.pooled or term.smooth) for term in target.exact_prior.terms)
+    return any(not (term.pooled or term.smooth) for term in _terms(target))
 
 
-def _summed(task: Task, known: Target, point: np.ndarray, apart: np.ndarray) -> Pooled:
-    """Sum over the rows at `point`; move the origin to where common coefficients explain most."""
+def _terms(target: Target) -> tuple[ExactTerm, ...]:
+    return () if target.exact_prior is None else target.exact_prior.terms
+
+
+def _summed(
+    task: Task, known: Target, point: np.ndarray, apart: np.ndarray, moves: int = 2
+) -> Pooled | None:
+    """Sum over the rows at `point`; move the origin to where common coefficients explain most.
+
+    None if that leaves no noise after so many moves.
+    """
     target, first = task.target, known.likelihood.size
     C, A, B = replace(task.sums, target=known).curvature(point, "mode")
     information = in_layout(-B, known.arrow_of_effects).leading(first)
@@ -82,11 +97,11 @@ def _summed(task: Task, known: Target, point: np.ndarray, apart: np.ndarray) -> 
     moved[apart], origin[apart] = step, point[apart] + step
     explained = 2 * A[apart] @ step - step @ of_apart @ step
     if not is_known and squares - explained < SHRUNK * squares:
-        return _summed(task, known, origin, apart)
-    common = np.zeros((len(information.border),) * 2)
-    common[np.ix_(at, at)] = slope.T @ slope
-    common_pull = np.zeros(len(information.border))
-    common_pull[at] = -slope.T @ (away + slope @ step)
+        return _summed(task, known, origin, apart, moves - 1) if moves else None
+    common = information.diagonal_like(np.zeros(first))
+    np.asarray(common.corner)[np.ix_(at, at)] = slope.T @ slope
+    common_pull = np.zeros(first)
+    common_pull[apart] = -slope.T @ (away + slope @ step)
     pull = A[:first] - np.asarray(information @ moved)
     noise, start = None, task.start[first:].copy()
     if not is_known:
@@ -102,6 +117,8 @@ def _summed(task: Task, known: Target, point: np.ndarray, apart: np.ndarray) -> 
         *(information, pull, common, common_pull, origin[:first], target.pooled_terms),
         *(start, np.full(len(start), STEP), noise, float(constant)),
     )
+    if not target.pooled_terms:
+        return pooled.along_axes()
     mode, _, axes = find_mode(pooled.log_marginals_apart, start, pooled.spread)
     begun_there = replace(pooled, start=mode, spread=np.sqrt(np.sum(axes**2, axis=1)))
     # by the one that is likely kept, since what it eliminates takes long
@@ -129,8 +146,7 @@ def _prior(target: Target, point: np.ndarray, places: np.ndarray) -> tuple[np.nd
 
 def _scale_prior(target: Target, place: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return the log-prior of the logarithm of the scale, which is normal or has a smooth term."""
-    assert target.exact_prior is not None
-    smooth = [term for term in target.exact_prior.terms if term.smooth]
+    smooth = [term for term in _terms(target) if term.smooth]
     away, slope = _prior(target, np.zeros(target.size), np.array([place]))
 
     def log_prior(log_scale: np.ndarray) -> np.ndarray:

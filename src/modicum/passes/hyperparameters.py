@@ -189,10 +189,7 @@ def group_notes(
     target: Target, point: np.ndarray, covariance: ArrowMatrix, names: tuple[str, ...]
 ) -> Iterator[ModicumWarning]:
     """Warn about standard deviations of groups that the data hardly inform."""
-    assert target.exact_prior is not None
-    for term in target.exact_prior.terms:
-        if not isinstance(term, Effects):
-            continue
+    for term in target.pooled_terms:
         informed = term.informed(point, covariance).sum(axis=1)
         for effect, place in enumerate(term.sds):
             called = parameter_name(names, int(place))
