@@ -46,7 +46,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_068,
     "rows": 6_960,
-    "methods": 6_521,
+    "methods": 6_519,
     "posterior": 5_819,
     "kernels": 3_745,
     "passes": 2_894,

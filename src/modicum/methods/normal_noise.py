@@ -52,10 +52,8 @@ def normal_given_scales(task: Task) -> Pooled | None:
         return None
     if target.model.has_flat_prior:
         return None
-    is_plain = (
-        known.size == target.size - 1 <= DENSE_LIMIT
-    )  # the scale of the noise is the only one
-    if not (is_plain or pools_all_scales(target)):
+    is_only_scale = known.likelihood.size == target.size - 1 <= DENSE_LIMIT
+    if not (is_only_scale or pools_all_scales(target)):
         return None
     first = known.likelihood.size  # scales come after
     apart = not_pooled(target, first)
