@@ -49,7 +49,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "methods": 6_519,
     "posterior": 5_819,
     "kernels": 3_745,
-    "passes": 2_894,
+    "passes": 2_906,
     "": 3_427,
     "run": 1_338,
     "cli": 1_068,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_090  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_099  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")

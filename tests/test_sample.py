@@ -22,6 +22,7 @@ from helpers.targets import (
 )
 from modicum.methods import resolve
 from modicum.methods.skewed_axes import TOGETHER
+from modicum.passes.sums import Streamed
 from modicum.sample import RunSettings
 
 M = mo.models
@@ -108,6 +109,16 @@ def test_streamed_and_resident_rows_give_the_same_draws(small, monkeypatch):
     assert same_draws(resident, streamed)
     # other chunks: different rounding, the same answer
     np.testing.assert_allclose(flat_draws(resident), flat_draws(at_once), rtol=1e-3, atol=1e-4)
+
+
+def test_numbers_of_64_bits_are_streamed_without_rounding():
+    x = np.array([[1 + 1e-12], [1 / 3], [2.0]])
+    source = Streamed(mo.Rows(x=x, y=np.zeros(3), dtype=None), 3)
+    with jax.enable_x64(True):
+        found, present = jax.jit(source.chunk)(0)
+        np.testing.assert_array_equal(np.asarray(found["x"]), x)
+        assert np.asarray(present).all()
+    assert not np.array_equal(x.astype(np.float32), x)  # the negative control
 
 
 def test_stacked_chains_agree_with_threads(conjugate):

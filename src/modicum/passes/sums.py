@@ -380,17 +380,35 @@ class Streamed:
 
     def chunk(self, item: jax.Array) -> Chunk:
         """Return (batch, present) of the chunk whose number is `item`."""
-        first = self.rows.chunk(0, self.size)  # all chunks have its shapes and types
-        shapes = jax.tree.map(
-            lambda values: jax.ShapeDtypeStruct(values.shape, values.dtype), first
-        )
-        batch, present = jax.pure_callback(self._read, shapes, item, vmap_method="sequential")
-        return batch, present
+        batch, present = self.rows.chunk(0, self.size)  # all chunks have its shapes and types
+        types = {name: jax.dtypes.canonicalize_dtype(part.dtype) for name, part in batch.items()}
 
-    def _read(self, index: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         # NumPy only: JAX must not be called from inside its own callback
-        batch, present = self.rows.chunk(int(index), self.size)
-        return {name: np.ascontiguousarray(values) for name, values in batch.items()}, present
+        def read(index: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+            batch, present = self.rows.chunk(int(index), self.size)
+            return {name: _words(part.astype(types[name])) for name, part in batch.items()}, present
+
+        words = {name: _words(part.astype(types[name])) for name, part in batch.items()}
+        shapes = jax.tree.map(
+            lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), (words, present)
+        )
+        found, there = jax.pure_callback(read, shapes, item, vmap_method="sequential")
+        converted = {
+            name: jax.lax.bitcast_convert_type(part, types[name])
+            if types[name].itemsize == WIDE
+            else part
+            for name, part in found.items()
+        }
+        return converted, there
+
+
+WIDE = 8  # bytes of a number that JAX would round in a callback, whose thread has no 64-bit types
+
+
+def _words(values: np.ndarray) -> np.ndarray:
+    """Return numbers of 64 bits as pairs of words, and others as they are."""
+    values = np.ascontiguousarray(values)
+    return values[..., None].view(np.uint32) if values.itemsize == WIDE else values
 
 
 def hold(rows: Rows, limit: int | None = None) -> tuple[Streamed | None, Pytree]:
