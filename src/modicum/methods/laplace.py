@@ -416,8 +416,9 @@ class NestedDensity(NamedTuple):
 
     def _averaged(self, own: Proposals, better: Better, passes: int = PASSES) -> Proposals:
         """Follow the log-likelihood on average over draws, not at its mode, while that helps."""
-        sharper = self._on_average(own) if passes and own.verdict.share > HOPELESS else None
-        best = own if sharper is None or own.suffices else better(own, sharper)
+        is_worth_it = passes and not own.suffices and own.verdict.share > HOPELESS
+        sharper = self._on_average(own) if is_worth_it else None
+        best = own if sharper is None else better(own, sharper)
         if sharper is None or best is own:
             return self._by_levels(own, better)
         return sharper._averaged(best, better, passes - 1)

@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from modicum.linalg.arrow import ArrowLayout
+from modicum.methods.skewed_axes import in_equal_blocks
 from modicum.models import Target
 from modicum.models.model import Batch
 from modicum.rows import Rows
@@ -62,12 +63,13 @@ class LevelProposals:
         batch, levels, firsts = self._by_level
         flat = points.reshape(-1, points.shape[-1])
         found = np.zeros((len(flat), self._layout.levels))
+
+        def evaluate(some: np.ndarray) -> np.ndarray:
+            of_rows = np.asarray(_of_rows(self.target.likelihood, some, batch))
+            return np.asarray(np.add.reduceat(of_rows, firsts, axis=1))
+
         together = max(1, AT_ONCE // len(self.rows))
-        for first in range(0, len(flat), together):
-            some = flat[first : first + together]
-            filled = np.concatenate([some, np.repeat(some[-1:], together - len(some), axis=0)])
-            of_rows = np.asarray(_of_rows(self.target.likelihood, filled, batch))[: len(some)]
-            found[first : first + together, levels] = np.add.reduceat(of_rows, firsts, axis=1)
+        found[:, levels] = in_equal_blocks(evaluate, flat, together)
         found[np.isnan(found)] = -np.inf
         return found.reshape(*points.shape[:-1], -1)
 

@@ -383,14 +383,16 @@ class Streamed:
         batch, present = self.rows.chunk(0, self.size)  # all chunks have its shapes and types
         types = {name: jax.dtypes.canonicalize_dtype(part.dtype) for name, part in batch.items()}
 
-        # NumPy only: JAX must not be called from inside its own callback
-        def read(index: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-            batch, present = self.rows.chunk(int(index), self.size)
-            return {name: _words(part.astype(types[name])) for name, part in batch.items()}, present
+        def in_words(batch: Batch) -> dict[str, np.ndarray]:
+            return {name: _words(part, types[name]) for name, part in batch.items()}
 
-        words = {name: _words(part.astype(types[name])) for name, part in batch.items()}
+        def read(index: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+            # NumPy only: JAX must not be called from inside its own callback
+            batch, present = self.rows.chunk(int(index), self.size)
+            return in_words(batch), present
+
         shapes = jax.tree.map(
-            lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), (words, present)
+            lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), (in_words(batch), present)
         )
         found, there = jax.pure_callback(read, shapes, item, vmap_method="sequential")
         converted = {
@@ -405,10 +407,10 @@ class Streamed:
 WIDE = 8  # bytes of a number that JAX would round in a callback, whose thread has no 64-bit types
 
 
-def _words(values: np.ndarray) -> np.ndarray:
-    """Return numbers of 64 bits as pairs of words, and others as they are."""
-    values = np.ascontiguousarray(values)
-    return values[..., None].view(np.uint32) if values.itemsize == WIDE else values
+def _words(values: Array, kind: np.dtype) -> np.ndarray:
+    """Return values of this type; numbers of 64 bits as pairs of words."""
+    values = np.ascontiguousarray(values, kind)
+    return values[..., None].view(np.uint32) if kind.itemsize == WIDE else values
 
 
 def hold(rows: Rows, limit: int | None = None) -> tuple[Streamed | None, Pytree]:
