@@ -42,14 +42,18 @@ def verdict(value: float, limit: float) -> str:
     return "yes" if value <= limit else "NO"
 
 
-def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+def interleaved(
+    functions: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
     """Return the median seconds of each function; runs alternate, so that load affects all."""
     for function in functions.values():
         function()  # compile, fill caches
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():
-            start = time.perf_counter()
+            start = clock()
             function()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return {name: median(seconds) for name, seconds in times.items()}

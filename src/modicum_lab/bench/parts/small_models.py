@@ -1,9 +1,10 @@
-"""NUTS on posteriordb's small models: effective draws per gradient, compared with NumPyro's NUTS.
+"""posteriordb's small models: NUTS compared with NumPyro's, and the default with reference draws.
 
-Every model is one NumPyro function that both libraries sample, Modicum through `mo.from_numpyro`.
-Both warm up for 1,000 iterations with a target acceptance of .8. Data are those of posteriordb,
-from a checkout's `modicum_lab/tests/validation/posteriordb.json`. Gradients are counted, so that
-neither the machine nor compilation matters.
+NUTS is compared by effective draws per gradient, so that neither the machine nor compilation
+matters. Every model is one NumPyro function that both libraries sample, Modicum through
+`mo.from_numpyro`. Both warm up for 1,000 iterations with a target acceptance of .8. Data are those
+of posteriordb, from a checkout's `modicum_lab/tests/validation/posteriordb.json`, which also has
+moments of the reference draws.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import modicum as mo
-from modicum.diagnostics import ess
+from modicum.diagnostics import ess, mcse
 from modicum_lab.bench.tables import Table
 
 DATA = Path("src/modicum_lab/tests/validation/posteriordb.json")
@@ -172,4 +174,28 @@ def run(quick: bool = False) -> list[Table]:
         (ours, rate), (theirs, its_rate) = by_modicum(case, draws), by_numpyro(case, draws)
         rows = len(case.fields["y"])
         table.rows.append([name, rows, ours, theirs, ours / theirs, rate, its_rate])
-    return [table]
+    return [table, by_default(json.loads(DATA.read_text())["posteriors"], quick)]
+
+
+def by_default(posteriors: Mapping[str, Any], quick: bool) -> Table:
+    """Sample all models of the database that are ported, or the first two, as the default does."""
+    ports: Any = import_module("modicum_lab.tests.validation.ported").PORTS
+    table = Table(
+        "posteriordb by default, compared with its reference draws",
+        ["posterior", "rows", "parameters", "method", "effective draws", "error", "warnings"],
+    )
+    for name in sorted(ports)[: 2 if quick else None]:
+        known, data = posteriors[name], posteriors[name]["data"]
+        port = ports[name](posteriors[data]["data"] if isinstance(data, str) else data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", mo.ModicumWarning)
+            post = mo.sample(port.model, port.rows, random_seed=1, progressbar=False)
+        named = port.named(post.draws)
+        draws = np.stack([np.asarray(named[k], float) for k in known["moments"]], axis=-1)
+        mean, its_error, *_ = np.transpose(list(known["moments"].values()))
+        off = np.abs(draws.mean((0, 1)) - mean) / np.hypot(mcse(draws), its_error)
+        codes = ", ".join(f"`{warning.code}`" for warning in post.warnings)
+        method, effective = post.settings["method"], float(np.min(ess(draws)))
+        size = sum(values[0, 0].size for values in post.draws.values())
+        table.rows.append([name, len(port.rows), size, method, effective, off.max(), codes])
+    return table

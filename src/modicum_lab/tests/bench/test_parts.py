@@ -1,5 +1,8 @@
 """Timings of Modicum's parts: what they compute, without the clock."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,10 +15,14 @@ from modicum_lab.bench.parts import (
     gpu,
     numpyro_models,
     passes,
+    real_tables,
     scalable_subsampling,
+    small_models,
     smooths,
 )
 from modicum_lab.bench.stand_ins import plain
+from modicum_lab.papers.references import Reference
+from modicum_lab.tests import validation
 
 
 def posterior(draws, weights=None):
@@ -171,3 +178,23 @@ def test_exact_draws_of_smooths_are_those_of_the_model():
     assert 0.85 < least < most < 1.15
     other = smooths.compared(table, grid, exact, 0.05)  # the control: another prior
     assert max(other[1], other[4]) > 0.5
+
+
+def test_errors_of_the_default_are_in_posterior_sds(monkeypatch):
+    data, truth = plain(20_000), []
+    post = mo.sample(data.model, data.rows, draws=250, random_seed=2, progressbar=False)
+    mean, sd = (np.append(of("beta"), of("intercept")) for of in (post.mean, post.sd))
+    monkeypatch.setattr(real_tables, "reference", lambda _: truth[-1])
+    for shift in (0.0, 1.0):  # in posterior sds; the second is the negative control
+        truth.append(Reference(len(data.rows), 1_000, mean + shift * sd, sd, sd / 1_000**0.5))
+        *_, off, noise, spread, _ = real_tables.line("plain", data, draws=250)
+        assert (off < 5 * noise) == (shift == 0.0)
+        assert spread < 20
+
+
+@pytest.mark.slow
+def test_the_default_on_two_models_of_posteriordb():
+    path = Path(validation.__file__).with_name("posteriordb.json")
+    table = small_models.by_default(json.loads(path.read_text())["posteriors"], quick=True)
+    assert [row[0] for row in table.rows] == ["arK-arK", "earnings-earn_height"]
+    assert max(row[5] for row in table.rows) < 4.5
