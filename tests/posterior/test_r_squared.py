@@ -1,5 +1,7 @@
 """Bayesian R-squared, against the definition by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +10,7 @@ from scipy.special import expit
 import modicum as mo
 from helpers import posteriors
 from helpers.refusals import refused
-from modicum.errors import SettingError
+from modicum.errors import DataError, SettingError
 
 RNG = np.random.default_rng(8)
 N = 300
@@ -90,3 +92,17 @@ def test_families_without_a_variance_are_refused():
     angles = posteriors.made(mo.models.VonMises(), ROWS, posteriors.fixed(
         50, beta=np.zeros(2), intercept=0.0, concentration=1.0))  # fmt: skip
     refused(SettingError, r"VonMises does not define .* angles have none", angles.bayes_R2)
+
+
+@pytest.mark.parametrize("field", ["se", "added_se"])
+def test_known_errors_of_outcomes_are_noise(field):
+    scale, known = RNG.uniform(0.5, 2.0, size=(2, 100)), RNG.uniform(0.5, 2.0, N)
+    rows = mo.Rows(x=X, y=np.zeros(N), columns=["dose", "age"], **{field: known})
+    own = {} if field == "se" else {"scale": scale}
+    model = replace(mo.models.Gaussian(), observed=(field,))
+    post = posteriors.made(model, rows, DRAWS | own)
+    noise = known**2 + (scale.reshape(-1, 1) ** 2 if own else np.zeros((200, 1)))
+    right = explained(ETA, noise).mean()
+    assert post.bayes_R2()["mean"].item() == pytest.approx(right)
+    assert abs(explained(ETA, noise - known**2 + 1e-9).mean() - right) > 0.1  # negative control
+    refused(DataError, f"depend on the field '{field}'", post.bayes_R2, ROWS)

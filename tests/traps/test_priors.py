@@ -106,6 +106,18 @@ def test_a_raw_prior_overrides_years_and_says_so():
     assert "prior-decides" not in codes(post)  # the columns are not to blame
 
 
+def test_a_constant_column_does_not_disagree_with_its_prior():
+    """The data say nothing about its coefficient: the noise of its mean over draws is no pull."""
+    rng = np.random.default_rng(3)
+    table = {"x": rng.normal(size=300), "k": np.full(300, 3.0), "y": rng.normal(size=300)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        post = mo.fit("y ~ x + k", table, family="gaussian", **RUN)
+        pulled = post.update(priors={"k": Normal(50, 1), "intercept": Normal(0, 1)})
+    assert codes(post) == ["prior-decides"]
+    assert "prior-far" in codes(pulled)  # negative control
+
+
 def test_an_outcome_of_scale_100_has_its_closed_form():
     """With a known scale the posterior is normal, including the prior of the centred intercept."""
     rows = large_rows()

@@ -163,7 +163,8 @@ def notes_at_mode(task: Task, pooled: Pooled, density: ScaleDensity) -> list[Mod
     target, h, first = task.target, density.mode, len(pooled.pull)
     rng = generator(task.seed, Stream.MODE_DRAWS)
     drawn, _, _ = pooled.draw(h[None], rng.standard_normal((1, LOOKED_AT, first)))
-    point = np.concatenate([drawn[0].mean(axis=0), h])
+    # the mean exactly, since the data may say so little that the noise of draws looks like a doubt
+    point = np.concatenate([pooled.draw(h[None], np.zeros((1, 1, first)))[0][0, 0], h])
     require_noise(task.sums, point, converged=True)
     variance = np.concatenate([drawn[0].var(axis=0), np.ones(len(h))])
     covariance = ArrowMatrix.of_diagonal(variance, np.arange(target.size)[:, None], np.arange(0))

@@ -8,7 +8,7 @@ one vector per draw and group that all rows of the group share.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple, TypeVar
@@ -19,7 +19,8 @@ from modicum.arguments import Count
 from modicum.errors import DataError, SettingError, argument
 from modicum.files import require_writable, within_disk
 from modicum.models import BaseModel
-from modicum.models.linear_predictor import family_of
+from modicum.models.linear_predictor import LinearPredictorModel, family_of
+from modicum.models.observed import KNOWN_NOISE
 from modicum.models.over_draws import ModelPredictor, length_of, prior_draws
 from modicum.passes.integrated_groups import STEPS
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike
@@ -163,7 +164,11 @@ class OutcomeDraws(NamedTuple):
                 "the rows do not name every group, but what is explained depends on the effects "
                 "of their groups; give all of them."
             )
-        return self.predictor.moments(eta)
+        family = family_of(self.predictor.model)
+        noise = [name for name in family.observed if name in KNOWN_NOISE]
+        _require(family, noise, batch)
+        known = {name: np.asarray(batch[name]) for name in noise}
+        return self.predictor.moments(np.asarray(family.with_error(eta, known)))
 
     def outcome(self, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
         """Return expected outcomes (None if there are none) and log-densities of observed ones."""
@@ -369,12 +374,7 @@ def outcomes(
             return _simulated(source, rows, rng)
         return in_pieces(rows, source.weights.size, lambda batch: _draw_classes(rng, source, batch))
     family = family_of(model)
-    for name in family.drawn_given:
-        if name not in rows.fields:
-            raise DataError(
-                f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
-                "rows lack; add it, or the columns from which the formula computes it."
-            )
+    _require(family, family.drawn_given, rows.fields)
 
     def draw(batch: Batch) -> np.ndarray:
         eta, sd = source.predictors(batch)
@@ -384,6 +384,15 @@ def outcomes(
         return family.draw_rows(rng, eta, batch)
 
     return in_pieces(rows, source.weights.size * (1 + len(family.extras)), draw)
+
+
+def _require(family: LinearPredictorModel, names: Iterable[str], fields: Collection[str]) -> None:
+    for name in names:
+        if name not in fields:
+            raise DataError(
+                f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
+                "rows lack; add it, or the columns from which the formula computes it."
+            )
 
 
 def _simulated(
