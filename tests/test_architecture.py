@@ -47,7 +47,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "models": 8_068,
     "rows": 6_960,
     "methods": 6_520,
-    "posterior": 5_819,
+    "posterior": 5_826,
     "kernels": 3_745,
     "passes": 2_907,
     "": 3_427,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_099  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_121  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
