@@ -102,6 +102,17 @@ def test_a_subset_saves_passes_and_near_the_mode_they_are_fewer():
     assert np.linalg.norm(away) == pytest.approx(fewer.gradient_norm, rel=0.01)
 
 
+def test_many_parameters_share_the_hessians_of_a_subset(monkeypatch):
+    rows, found, hessians = logistic_rows(50_000, 5), [], []
+    for wide in (1, mode.WIDE):  # the second: the control
+        monkeypatch.setattr(mode, "WIDE", wide)
+        sums, start = sums_of(M.Logistic(), rows)
+        found.append(find_mode(sums, start, seed=3)[0].point)
+        hessians.append(sums.ledger.by_kind["hessian"])
+    np.testing.assert_allclose(*found, rtol=1e-7)
+    assert hessians[0] < hessians[1]
+
+
 # Hard cases --------------------------------------------------------------------------------
 
 
@@ -227,7 +238,7 @@ def test_effects_integrated_where_no_mode_is_found_may_be_held_instead():
         places = sums.target.unravel(np.arange(len(start)))
         start[places.get("group_log_sd", [])] = -3.0  # effects too small to reach either heap
         between = mode.curvature(sums, start, "mode")
-        assert not between.concave
+        assert between.whitening[1]
         why = mode.why_no_mode(sums, between, 3, stuck=True)
         assert ("groups='explicit'" in why) == (model.integrated_group is not None)
 

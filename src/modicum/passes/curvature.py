@@ -162,11 +162,6 @@ class Curvature:
         return whitening_factor(self.dense_precision)
 
     @property
-    def concave(self) -> bool:
-        """Whether the precision is positive definite."""
-        return not ArrowCholesky.mending(ArrowMatrix.of(self.precision)).mended
-
-    @property
     def finite(self) -> bool:
         """Whether the log-posterior and its derivatives are finite."""
         parts = (self.log_posterior, self.gradient)

@@ -25,6 +25,7 @@ from modicum.passes.curvature import (
     Curvature,
     StandInPrior,
     curvature,
+    expanded_prior,
     flat_prior,
     parameter_name,
     posterior_slope,
@@ -42,6 +43,9 @@ COARSE = 0.01  # largest tolerance that rounding of the parameters may justify
 DIGITS = 4  # rounding error of sums over rows, in units of the last digit
 GOAL = 1e-8  # target of Newton: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
 NEAR = 0.05  # tolerance that suffices to expand about and to set a scale; saves a pass or two
+# Parameters from which a Hessian of a subset, of a hundred rows each, takes longer than a gradient
+# of millions of rows.
+WIDE = 500
 MAX_STEPS = 60
 # Maximum number of steps with Hessians of a subset, the largest share of the distance that such a
 # step may leave, and the distance from which one Newton step reaches the tightest goal.
@@ -116,9 +120,13 @@ def find_mode(
 
 
 def _near_mode(subset: Sums, start: np.ndarray) -> Curvature:
-    """Find the mode of a subset; refuse a kink, which the log-posterior of all rows shares."""
-    before = subset.ledger.sweeps
-    at, stuck = _climb(subset, start, NEAR)
+    """Find the mode of a subset; refuse a kink, which the log-posterior of all rows shares.
+
+    The mode of all rows is some sqrt(d) posterior sds of the subset away, which for many parameters
+    is far.
+    """
+    before, size = subset.ledger.sweeps, subset.target.size
+    at, stuck = _climb(subset, start, NEAR * np.sqrt(size) if size > WIDE else NEAR)
     if stuck and subset.target.model.users_functions and at.gradient_norm > FAR:
         passes = subset.ledger.sweeps - before
         raise ConvergenceError(why_no_mode(subset, at, passes, stuck))
@@ -130,23 +138,26 @@ def _approach(sums: Sums, subset: Sums, at: Curvature, goal: float) -> np.ndarra
 
     A gradient takes a third of the time of a Hessian, and such a step leaves a few per cent of the
     distance. The steps end when only the Hessian of all rows, or one Newton step with it, remains.
+    Of many parameters they share a Hessian.
     """
     # A pass over a store is mostly reading; with stand-in priors, matrices may be arrows.
     too_slow = sums.rows.is_store or not sums.gradient_on_numpy
     if too_slow or flat_prior(sums.target) is not None:
         return at.point
     size, best, share = len(sums.rows) / len(subset.rows), at, SLOW
+    point, B = at.point, at.B * size
     for k in range(MOST_APPROACHES):
-        C, A = sums.gradient(at.point, "mode")
-        at = replace(at, C=C, A=A, B=at.B * size)
+        slope = sums.gradient(point, "mode")
+        at = Curvature(point, *slope, B, *expanded_prior(sums.target, point))
         if k:
             share = at.gradient_norm / best.gradient_norm  # share of the distance left by a step
             if not at.finite or at.log_posterior < best.log_posterior or share > SLOW:
                 break
-        best, point = at, at.point + at.newton_step()
+        best, point = at, point + at.newton_step()
         if share * at.gradient_norm < max(goal, QUADRATIC):
             return point
-        at = curvature(subset, point, "mode")
+        if len(point) <= WIDE:
+            B = curvature(subset, point, "mode").B * size
     return best.point
 
 
@@ -398,7 +409,7 @@ def why_not_finite(sums: Sums, at: Curvature) -> str:
 def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
     """Explain why the search stopped without a mode, and what to do for a model of this kind."""
     own = sums.target.model.users_functions
-    if not at.concave:
+    if ArrowCholesky.mending(ArrowMatrix.of(at.precision)).mended:
         remedy = (
             "give a tighter prior or another `init`"
             if own
