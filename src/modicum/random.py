@@ -57,6 +57,7 @@ class Stream(IntEnum):
     COORDINATE_ROWS = 50  # rows that choose the coordinates of control variates
     STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run
     STUDY_ROWS = 61  # rows whose residuals are studied there, the same in every run
+    LEVERAGES = 62  # probes that estimate leverages in many columns, the same in every run
     NORMALITY = 70  # points at which the normal approximation is compared with the posterior
     DISPERSED = 71  # starting points of chains that need no mode
     FIRST_STEP = 72  # momenta for finding the first step size of those chains

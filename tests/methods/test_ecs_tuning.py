@@ -14,6 +14,7 @@ from helpers.pilots import moments
 from helpers.slow import slowly
 from helpers.targets import logistic_rows
 from modicum.kernels.control_variates import LinearTaylor
+from modicum.methods import weights
 from modicum.methods.ecs.subsample import choose, refresh_acceptance
 from modicum.methods.pilot.pilot_residuals import Bias, evaluate
 from modicum.methods.weights import expected_residuals
@@ -98,6 +99,18 @@ def test_expected_residuals_are_those_over_the_laplace_approximation(order, x64)
     assert 0.8 < np.median(ratio) < 1.25
     assert np.corrcoef(np.log(found), np.log(right))[0, 1] > 0.9
     assert e.sums.ledger.by_purpose["design"] == 400
+
+
+def test_in_many_columns_expected_residuals_are_estimated(monkeypatch, x64):
+    e = Expansion(mo.models.Logistic(), logistic_rows(400), 2, form=LinearTaylor)
+    exact = expected_residuals(e.sums, e.cv, e.proxy, np.zeros((1, 4)))
+    monkeypatch.setattr(weights, "WIDE", 1)
+    off = np.log(expected_residuals(e.sums, e.cv, e.proxy, np.zeros((1, 4))) / exact)
+    assert 0 < np.std(off) < 0.25
+    assert abs(np.mean(off)) < 0.25  # four columns share their probes
+    monkeypatch.setattr(weights, "PROBES", 4)  # negative control: too few
+    few = expected_residuals(e.sums, e.cv, e.proxy, np.zeros((1, 4)))
+    assert np.std(np.log(few / exact)) > 0.25
 
 
 def test_residuals_at_draws_match_the_rows_themselves(x64):

@@ -39,15 +39,20 @@ from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
 from modicum.linalg.arrow import ArrowLayout
 from modicum.linalg.columns import ModelMatrix
 from modicum.methods.method import Task
+from modicum.methods.pilot.anchored_proxy import SHARED
 from modicum.models.model import Batch
 from modicum.passes import Sums
 from modicum.passes.engine import of_numpy
 from modicum.passes.hessians import map_by_numpy
-from modicum.passes.mode import describe_row
+from modicum.passes.mode import WIDE, describe_row
+from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
+# Columns above which lengths of whitened rows, some thousand operations per number, are estimated
+# from random projections: to an eighth, which hardly matters to the weights of rows.
+PROBES = 128
 FEW = 10_000  # rows for which optimising the code of a pass takes longer than it saves
 
 
@@ -169,7 +174,7 @@ class PredictorPosterior(NamedTuple):
 
     point: np.ndarray  # t*
     away: np.ndarray  # the posterior's centre, less t*
-    factor: np.ndarray  # L, with L L' their covariance
+    factor: np.ndarray  # L, with L L' their covariance; of many columns, L times random probes
     covariance: np.ndarray
     levels: LevelCurves | None
 
@@ -181,7 +186,10 @@ def _predictor_posterior(
     L = np.asarray(proxy.where.factor)[:size]
     levels = jax.tree.map(np.asarray, proxy.levels)
     point = np.asarray(proxy.where.point)[:size]
-    return PredictorPosterior(point, L @ centre, L, L @ L.T, levels)
+    probes = generator(SHARED, Stream.LEVERAGES).standard_normal((L.shape[1], PROBES))
+    many = size > WIDE and levels is None
+    factor = L @ probes / np.sqrt(PROBES) if many else L
+    return PredictorPosterior(point, L @ centre, factor, L @ L.T, levels)
 
 
 OfRows = Callable[[LinearTaylor, Pytree, Batch], jax.Array]  # residual sizes, in NumPy or JAX
