@@ -46,7 +46,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_068,
     "rows": 6_960,
-    "methods": 6_526,
+    "methods": 6_525,
     "posterior": 5_826,
     "kernels": 3_745,
     "passes": 2_908,
@@ -54,7 +54,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "run": 1_338,
     "cli": 1_068,
     "digest": 872,
-    "linalg": 700,
+    "linalg": 698,
     "diagnostics": 668,
 }
 

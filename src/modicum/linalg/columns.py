@@ -305,7 +305,7 @@ class CodedMatrix(ModelMatrix):
         """X'f, by sums over the rows of each level."""
         f = _in_double(f)
         total = namespace(f).zeros((self.columns, *f.shape[1:]))
-        total = _add(total, self.dense_places, _in_double(self.numbers()).T @ f)
+        total = _add(total, self.dense_places, _in_double(self.numbers).T @ f)
         for columns, codes in self._terms:
             total = _add(total, columns, codes.sums(f))
         return total
@@ -315,7 +315,7 @@ class CodedMatrix(ModelMatrix):
         h, places = _in_double(h), self.dense_places
         half = namespace(h).zeros((self.columns, self.columns))
         half = _add(half, np.ix_(places, places), self._numbers_by_numbers(h) / 2)
-        weighted = h[:, None] * _in_double(self.numbers())
+        weighted = h[:, None] * _in_double(self.numbers)
         for j, (columns, codes) in enumerate(self._terms):
             half = _add(half, (columns, places), codes.sums(weighted))
             own = np.arange(columns.start, columns.stop)  # a row has no other level
@@ -327,7 +327,7 @@ class CodedMatrix(ModelMatrix):
     def by_level(self, codes: LevelColumns, weight: jax.Array) -> jax.Array:
         """Sums of weight x over the rows of each level of a factor."""
         total, every = namespace(weight).zeros((codes.levels, self.columns)), slice(None)
-        numbers = codes.sums(weight[:, None] * _in_double(self.numbers()))
+        numbers = codes.sums(weight[:, None] * _in_double(self.numbers))
         total = _add(total, (every, self.dense_places), numbers)
         for columns, other in self._terms:
             total = _add(total, (every, columns), codes.pair_sums(other, weight))
@@ -342,7 +342,7 @@ class CodedMatrix(ModelMatrix):
         kind = xp.result_type(self.dtype, form)
         # Reference levels gather from a row and a column of zeros, put before the others.
         padded = xp.pad(xp.asarray(form, kind), ((1, 0), (1, 0)))
-        numbers, places = self.numbers().astype(kind), 1 + self.dense_places
+        numbers, places = self.numbers.astype(kind), 1 + self.dense_places
         total = xp.sum(numbers @ padded[places][:, places] * numbers, axis=-1)
         beside = padded[:, places]
         terms = [(self._place(t), self._scale(t).astype(kind)) for t in self.coding.terms]
@@ -359,7 +359,7 @@ class CodedMatrix(ModelMatrix):
         xp = namespace(self._like)
         scale = xp.asarray(scale)
         padded = xp.concatenate([xp.zeros((1,), scale.dtype), scale])  # 0: the reference level
-        numbers, places = self.numbers(), xp.asarray(self.dense_places)
+        numbers, places = self.numbers, xp.asarray(self.dense_places)
         column = xp.zeros(numbers.shape[:-1], int)
         entry = size = xp.zeros(numbers.shape[:-1], scale.dtype)
         if numbers.shape[-1]:
@@ -380,7 +380,7 @@ class CodedMatrix(ModelMatrix):
         xp = namespace(which)
         padded = xp.pad(vectors, ((0, 0), (1, 0)))  # 0: the reference level
         own = xp.asarray(vectors)[which][..., xp.asarray(self.dense_places)]
-        total = xp.sum(self.numbers() * own, axis=-1)
+        total = xp.sum(self.numbers * own, axis=-1)
         for term in self.coding.terms:
             total = total + self._scale(term) * _entries(padded, (which, self._place(term)))
         return total
@@ -397,12 +397,9 @@ class CodedMatrix(ModelMatrix):
         one = namespace(self._like).eye(self.columns, dtype=self.dtype)
         return self @ as_either(one)
 
+    @cached_property
     def numbers(self) -> jax.Array:
         """Dense columns, the intercept's last, (..., columns)."""
-        return self._numbers
-
-    @cached_property
-    def _numbers(self) -> jax.Array:
         xp, shape = namespace(self._like), self._row_shape
         parts = [xp.ones((*shape, 1), self.dtype)] if self.ones else []
         if self.coding.dense:
@@ -417,7 +414,7 @@ class CodedMatrix(ModelMatrix):
 
     def _numbers_by_numbers(self, h: jax.Array) -> jax.Array:
         """Return the products of dense columns: of few columns in float64."""
-        numbers = self.numbers()
+        numbers = self.numbers
         if is_numpy(h) or numbers.shape[1] <= FEW:
             numbers = _in_double(numbers)
             return (numbers * h[:, None]).T @ numbers

@@ -187,8 +187,7 @@ def _predictor_posterior(
     levels = jax.tree.map(np.asarray, proxy.levels)
     point = np.asarray(proxy.where.point)[:size]
     probes = generator(SHARED, Stream.LEVERAGES).standard_normal((L.shape[1], PROBES))
-    many = size > WIDE and levels is None
-    factor = L @ probes / np.sqrt(PROBES) if many else L
+    factor = L @ probes / np.sqrt(PROBES) if size > WIDE and levels is None else L
     return PredictorPosterior(point, L @ centre, factor, L @ L.T, levels)
 
 

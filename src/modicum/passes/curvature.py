@@ -162,6 +162,11 @@ class Curvature:
         return whitening_factor(self.dense_precision)
 
     @property
+    def concave(self) -> bool:
+        """Whether the precision is positive definite."""
+        return not ArrowCholesky.mending(ArrowMatrix.of(self.precision)).mended
+
+    @property
     def finite(self) -> bool:
         """Whether the log-posterior and its derivatives are finite."""
         parts = (self.log_posterior, self.gradient)
@@ -174,9 +179,8 @@ class Curvature:
         `damping` shortens the step, in units of the prior, where the data say little: otherwise a
         rare level at saturated probabilities would jump (Levenberg's rule).
         """
-        ridge = self._prior_unit * damping if damping else None
-        precision = self.precision if ridge is None else plus(self.precision, ridge)
-        return solve_uphill(precision, self.gradient)
+        P = self.precision
+        return solve_uphill(plus(P, self._prior_unit * damping) if damping else P, self.gradient)
 
     @cached_property
     def _prior_unit(self) -> Symmetric:

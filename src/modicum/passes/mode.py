@@ -128,8 +128,7 @@ def _near_mode(subset: Sums, start: np.ndarray) -> Curvature:
     before, size = subset.ledger.sweeps, subset.target.size
     at, stuck = _climb(subset, start, NEAR * np.sqrt(size) if size > WIDE else NEAR)
     if stuck and subset.target.model.users_functions and at.gradient_norm > FAR:
-        passes = subset.ledger.sweeps - before
-        raise ConvergenceError(why_no_mode(subset, at, passes, stuck))
+        raise ConvergenceError(why_no_mode(subset, at, subset.ledger.sweeps - before, stuck))
     return at
 
 
@@ -141,14 +140,13 @@ def _approach(sums: Sums, subset: Sums, at: Curvature, goal: float) -> np.ndarra
     Of many parameters they share a Hessian.
     """
     # A pass over a store is mostly reading; with stand-in priors, matrices may be arrows.
-    too_slow = sums.rows.is_store or not sums.gradient_on_numpy
-    if too_slow or flat_prior(sums.target) is not None:
+    if sums.rows.is_store or not sums.gradient_on_numpy or flat_prior(sums.target) is not None:
         return at.point
     size, best, share = len(sums.rows) / len(subset.rows), at, SLOW
     point, B = at.point, at.B * size
     for k in range(MOST_APPROACHES):
-        slope = sums.gradient(point, "mode")
-        at = Curvature(point, *slope, B, *expanded_prior(sums.target, point))
+        C, A = sums.gradient(point, "mode")
+        at = Curvature(point, C, A, B, *expanded_prior(sums.target, point))
         if k:
             share = at.gradient_norm / best.gradient_norm  # share of the distance left by a step
             if not at.finite or at.log_posterior < best.log_posterior or share > SLOW:
@@ -409,7 +407,7 @@ def why_not_finite(sums: Sums, at: Curvature) -> str:
 def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
     """Explain why the search stopped without a mode, and what to do for a model of this kind."""
     own = sums.target.model.users_functions
-    if ArrowCholesky.mending(ArrowMatrix.of(at.precision)).mended:
+    if not at.concave:
         remedy = (
             "give a tighter prior or another `init`"
             if own
