@@ -377,3 +377,16 @@ def test_a_fit_without_a_common_column(frame, how, intercept):
     xi, w = np.polynomial.hermite_e.hermegauss(50)
     by_hand = (1 / (1 + np.exp(-(at + sd * xi))) @ w / w.sum()).mean()
     np.testing.assert_allclose(new.mean, by_hand, rtol=1e-5)
+
+
+def test_effects_of_groups_may_stand_alone():
+    rng = np.random.default_rng(5)
+    table = pd.DataFrame({"g": np.repeat(np.arange(8), 6)})
+    table["y"] = 3 + rng.normal(size=8)[table["g"]] + rng.normal(size=48)
+    run = {"family": "gaussian", "random_seed": 1, "progressbar": False}
+    alone, beside = (mo.fit(f, table, **run) for f in ("y ~ 0 + (1 | g)", "y ~ 1 + (1 | g)"))
+    sd, scale = (alone.resample()[name].reshape(-1, 1) for name in ("group_sd", "scale"))
+    shrunk = (table.groupby("g")["y"].mean().to_numpy() / (1 + scale**2 / sd**2 / 6)).mean(axis=0)
+    np.testing.assert_allclose(alone.effects("g")["mean"], shrunk, atol=0.03)
+    centred = beside.effects("g")["mean"] + beside.mean("intercept")
+    assert abs(centred - shrunk).max() > 0.03  # negative control: these are drawn to their mean

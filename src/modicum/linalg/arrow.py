@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import jax
@@ -619,7 +620,7 @@ def flat_vector(big: Array, border: Array, own: Array, rest: Array) -> Array:
 
 def _as_matrix(cross: Array) -> Array:
     """Reshape `cross` to a matrix with one row per level and effect."""
-    return cross.reshape(-1, cross.shape[-1])
+    return cross.reshape(prod(cross.shape[:-1]), cross.shape[-1])  # there may be no columns
 
 
 def _no_cross(big: Array, border: Array) -> np.ndarray:
