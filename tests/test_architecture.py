@@ -54,11 +54,11 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "run": 1_338,
     "cli": 1_068,
     "digest": 872,
-    "linalg": 698,
+    "linalg": 699,
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_141  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_152  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
