@@ -53,6 +53,17 @@ def test_names_are_read_in_full_in_short_and_the_longest_first(post):
     assert table["mean"].isna().tolist() == [False, False, True, False, True]
 
 
+def test_names_may_hold_backticks():
+    draws = {"beta": np.random.default_rng(3).normal([1.0, 2.0], 1.0, size=(4, 1000, 2))}
+    labels = {"beta": ["s(`air time`, k=6)[linear]", "dose"]}
+    post = posteriors.bare(mo.models.Logistic(), draws, labels=labels)
+    asked = ["beta[s(`air time`, k=6)[linear]] < dose", "2 * s(`air time`, k=6)[linear] < `dose`"]
+    first, second = draws["beta"][..., 0], draws["beta"][..., 1]
+    right = [(first < second).mean(), (2 * first < second).mean()]
+    np.testing.assert_allclose(post.hypothesis(asked)["probability"], right)
+    assert right[0] - right[1] > 0.1  # negative control: the two are not alike
+
+
 def test_equalities_have_a_difference_and_no_probability(post):
     table = post.hypothesis(["exp(dose) = 2", "exp(dose) - 2"])
     right = np.exp(post["beta[dose]"]) - 2

@@ -367,7 +367,9 @@ def _quoted(text: str, names: dict[str, str]) -> str:
             fitting = (text[at : at + size] for size in lengths if size <= len(text) - at)
             found = next((s for s in fitting if s in names and _ends(s, text[at + len(s) :])), "")
         if found:
-            parts += [rest, found if found[0] == "`" else f"`{found}`"]
+            quoted = found if found[0] == "`" else f"`{found}`"
+            nested = "`" in quoted[1:-1]  # as in s(`air time`)[linear]
+            parts += [rest, Expression.column(found).text if nested else quoted]
             rest, at = "", at + len(found)
         else:
             rest, at = rest + text[at], at + 1

@@ -360,7 +360,8 @@ call functions by name only, as in log(x): compute such a column first.
 
     def source(self, node: ast.AST) -> str:
         """Return the text of a part of the expression, with its backticks."""
-        return PLACEHOLDER.sub(lambda m: f"`{self._quoted[int(m[1])]}`", ast.unparse(node))
+        text = ast.unparse(node).replace("`", "\\x60")  # which a text may hold
+        return PLACEHOLDER.sub(lambda m: f"`{self._quoted[int(m[1])]}`", text)
 
     def _walk(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield all nodes except function names, contrasts, levels of C(...) and matrices."""
