@@ -45,9 +45,9 @@ ORDER = (  # from the top down; packages on one line may use each other
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_068,
-    "rows": 6_960,
+    "rows": 6_961,
     "methods": 6_525,
-    "posterior": 5_826,
+    "posterior": 5_828,
     "kernels": 3_745,
     "passes": 2_908,
     "": 3_428,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 668,
 }
 
-TESTS_BUDGET = 24_152  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_161  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
