@@ -156,8 +156,7 @@ class DenseMatrix(ModelMatrix):
         z += (centre @ slopes + shift).astype(np.float32)
         lengths = sums_of_squares(z)
         exact = sums_of_squares(rows[probes] @ slopes + shift)
-        close = np.allclose(lengths[probes], exact, rtol=CLOSE, atol=0.0)
-        if close and np.isfinite(lengths).all():
+        if np.isfinite(lengths).all() and np.allclose(lengths[probes], exact, rtol=CLOSE, atol=0):
             return as_either(lengths.astype(np.float64))
         return as_either(sums_of_squares(rows @ slopes + shift))
 
@@ -394,8 +393,7 @@ class CodedMatrix(ModelMatrix):
 
     def densely(self) -> jax.Array:
         """Form all columns."""
-        one = namespace(self._like).eye(self.columns, dtype=self.dtype)
-        return self @ as_either(one)
+        return self @ as_either(namespace(self._like).eye(self.columns, dtype=self.dtype))
 
     @cached_property
     def numbers(self) -> jax.Array:

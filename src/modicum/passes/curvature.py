@@ -169,8 +169,7 @@ class Curvature:
     @property
     def finite(self) -> bool:
         """Whether the log-posterior and its derivatives are finite."""
-        parts = (self.log_posterior, self.gradient)
-        known = all(bool(np.all(np.isfinite(part))) for part in parts)
+        known = all(np.all(np.isfinite(part)) for part in (self.log_posterior, self.gradient))
         return known and ArrowMatrix.of(self.precision).finite
 
     def newton_step(self, damping: float = 0.0) -> np.ndarray:

@@ -332,8 +332,7 @@ def bending(target: Target, t: Array, slope: Array) -> tuple[jax.Array, jax.Arra
 
 def log_likelihood_sum(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
     """Sum the log-likelihood over the present rows of a chunk, in float64."""
-    values = target.log_likelihood(t, batch)
-    return jnp.sum(jnp.where(present, values, 0.0).astype(jnp.float64))
+    return jnp.sum(jnp.where(present, target.log_likelihood(t, batch), 0.0).astype(jnp.float64))
 
 
 @compiled_pass
