@@ -240,6 +240,23 @@ def test_an_outcome_that_never_varies(frame, family):
         mo.fit("w ~ x", frame.assign(w=0.5), family, **(SHORT | {"method": "auto"}))
 
 
+@pytest.mark.parametrize("family", ["gaussian", "student-t"])
+def test_a_single_row_has_no_noise(frame, family):
+    """It ended in a singular matrix, or in chains that found no scale."""
+    with pytest.raises(mo.DataError, match="in every row, so there is nothing to explain"):
+        mo.fit("w ~ x", frame.assign(w=0.5).head(1), family, **SHORT)
+    with pytest.warns(mo.ModicumWarning, match="next to nothing"):
+        known = mo.fit("w ~ x", frame.assign(w=0.5).head(1), mo.models.Gaussian(scale=1), **SHORT)
+    assert known.mean("intercept") > 0.2  # negative control: a known scale needs no noise
+
+
+def test_a_logarithm_of_a_negative_number_is_said_to_be_no_number(frame):
+    with pytest.raises(mo.DataError, match=r"'log\(z\)' holds NaN in row 0: fill it in"):
+        mo.fit("x ~ log(z)", frame.assign(z=-1.0), "gaussian", **SHORT)
+    with pytest.raises(mo.DataError, match="'z' holds a missing value in row 0"):  # control
+        mo.fit("x ~ z", frame.assign(z=np.nan), "gaussian", **SHORT)
+
+
 @pytest.mark.parametrize("formula", ["w ~ x", "C(w) ~ x", "w == 'no' ~ x", "x > 99 ~ x"])
 def test_an_outcome_of_one_level(frame, formula):
     """It was said to be a column that the intercept covers, and to be left out."""

@@ -219,7 +219,7 @@ def refuse_mistaken_fields(model: object, rows: Rows) -> None:
 
 def refuse_constant(model: object, rows: Rows) -> None:
     """Refuse an outcome that never varies, where the scale of its noise is to be estimated."""
-    if len(rows) < 2 or "offset" in rows.fields:
+    if not len(rows) or "offset" in rows.fields:
         return
     low, high = outcome_range(rows, enough=0.0)
     if low < high:
@@ -349,8 +349,8 @@ def draw_within(
         drawn[outside] = draw(eta[outside], some)
     raise DataError(
         f"no outcome within the bounds of row {int(rows[outside][0])} was drawn in {MOST_TRIES:,} "
-        "tries, so unlikely are they in the model without bounds: leave lb and ub out to draw "
-        "outcomes without bounds."
+        "tries, so unlikely are they without bounds at some draw of the parameters: fit with "
+        "narrower priors (of the intercept and of the scale), or give the row wider bounds."
     )
 
 

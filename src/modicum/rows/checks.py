@@ -106,7 +106,7 @@ class MissingValueError(DataError):
         value: str = "a missing value",
         remedy: str = "drop such rows or fill in the value first",
     ) -> None:
-        self.column, self.row = column, row
+        self.column, self.row, self.value = column, row, value
         super().__init__(f"column {column!r} holds {value} in row {row}: {remedy}.")
 
 

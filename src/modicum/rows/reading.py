@@ -362,7 +362,7 @@ def read_formula(
         return write_store(rows, store, overwrite, progressbar, sort_by=group, identity=identity)
     except MissingValueError as fault:
         remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
-        raise MissingValueError(fault.column, fault.row, remedy=remedy) from None
+        raise MissingValueError(fault.column, fault.row, fault.value, remedy) from None
 
 
 def _require_text(formula: object, data: object, **columns: object) -> None:
