@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def run(quick: bool = False) -> list[Table]:
 def _measured(rows: Rows, parquet: int, reading_seconds: float, quick: bool) -> list[Table]:
     n, model = len(rows), Logistic(prior_scale=1.0, intercept_scale=10.0)
     posterior = LogPosterior(model, rows, engine=Local(threads=1))
-    passes = {
+    passes: dict[str, Callable[[], object]] = {
         "a gradient pass": partial(posterior.gradient, posterior.start),
         "a Hessian pass": partial(posterior.hessian, posterior.start),
     }
