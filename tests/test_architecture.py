@@ -44,10 +44,10 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_068,
+    "models": 8_069,
     "rows": 6_961,
     "methods": 6_525,
-    "posterior": 5_828,
+    "posterior": 5_825,
     "kernels": 3_745,
     "passes": 2_906,
     "": 3_428,
@@ -55,7 +55,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "cli": 1_068,
     "digest": 872,
     "linalg": 697,
-    "diagnostics": 668,
+    "diagnostics": 666,
 }
 
 TESTS_BUDGET = 24_173  # lines of code of the tests; to shrink

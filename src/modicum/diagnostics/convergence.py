@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from math import floor, isqrt, log10
+from dataclasses import dataclass
+from functools import cached_property
+from math import floor, isqrt, log10, prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -323,6 +325,52 @@ MOST_RANKED, FEWEST_CHAINS = 2**17, 16
 CONSTANT = 1e-15  # a series with a range below this counts as constant
 
 
+@dataclass(frozen=True)
+class Scalars:
+    """Draws (scalar, chain, draw) of a few scalars, which stand for `times` as many."""
+
+    draws: Floats
+    times: float
+
+    @cached_property
+    def halves(self) -> Floats:
+        """The halves of chains, as chains."""
+        return _halves(self.draws)
+
+    @cached_property
+    def scores(self) -> Floats:
+        """Normal quantiles of the ranks of halves."""
+        return _normal_scores(self.halves)
+
+    def bulk(self) -> Floats:
+        """Effective sample size of ranks."""
+        return self.times * _effective(self.scores)
+
+    def tail(self, prob: float = 0.9) -> Floats:
+        """Effective sample size for the end of an interval that has the smaller one."""
+        ends = np.quantile(self.draws, [(1 - prob) / 2, (1 + prob) / 2], axis=(1, 2))
+        low, high = (_effective(1.0 * (self.halves <= end[:, None, None])) for end in ends)
+        return self.times * np.minimum(low, high)
+
+    def of_mean(self) -> Floats:
+        """Effective sample size for the mean."""
+        a = self.draws - self.draws.mean(axis=(1, 2), keepdims=True)
+        return self.times * _effective(_halves(a / a.std(axis=(1, 2), ddof=1, keepdims=True)))
+
+    def error(self) -> Floats:
+        """Monte Carlo standard error of the mean."""
+        return np.asarray(self.draws.std(axis=(1, 2), ddof=1) / np.sqrt(self.of_mean()))
+
+    def r_hat(self) -> Floats:
+        """Rank-normalised split R-hat of bulk and tails, whichever is larger."""
+        scalars, chains, draws = self.draws.shape
+        if chains == 1 and draws < 8:
+            return np.full(scalars, np.nan)
+        folded = np.abs(self.halves - np.median(self.halves, axis=(1, 2), keepdims=True))
+        scores = self.scores, _normal_scores(folded)
+        return np.fmax(*(_ratio(a.mean(2).T, a.var(2, ddof=1).T, a.shape[2]) for a in scores))
+
+
 def ess(x: ArrayLike) -> PerScalar:
     """Bulk effective sample size of each scalar in an array (chain, draw, *shape).
 
@@ -335,43 +383,22 @@ def ess(x: ArrayLike) -> PerScalar:
     >>> ess(x).shape, bool(np.all(ess(x) > 1500))
     ((2,), True)
     """
-    some, times = _some_chains(x)
-    return _per_scalar(some, lambda a: times * _effective(_normal_scores(_halves(a))))
+    return _per_scalar(x, Scalars.bulk)[0]
 
 
 def ess_tail(x: ArrayLike, prob: float = 0.9) -> PerScalar:
     """Effective sample size for the two ends of the central interval of probability `prob`."""
-    tail = (1 - prob) / 2
-    some, times = _some_chains(x)
-
-    def of_ends(a: Floats) -> Floats:
-        ends = np.quantile(a, (tail, 1 - tail), axis=(1, 2))[..., None, None]
-        low, high = (_effective(_halves((a <= end).astype(np.float64))) for end in ends)
-        return times * np.minimum(low, high)
-
-    return _per_scalar(some, of_ends)
+    return _per_scalar(x, lambda a: a.tail(prob))[0]
 
 
 def ess_mean(x: ArrayLike) -> PerScalar:
     """Effective sample size for the mean: that of the draws themselves, not of their ranks."""
-    some, times = _some_chains(x)
-    return _per_scalar(some, lambda a: times * _effective(_halves(_standardised(a))))
+    return _per_scalar(x, Scalars.of_mean)[0]
 
 
 def mcse(x: ArrayLike) -> PerScalar:
     """Monte Carlo standard error of the mean."""
-    some, times = _some_chains(x)
-
-    def standard_error(a: Floats) -> Floats:
-        size = times * _effective(_halves(_standardised(a)))
-        return np.asarray(a.std(axis=(1, 2), ddof=1) / np.sqrt(size))
-
-    return _per_scalar(some, standard_error)
-
-
-def _standardised(a: Floats) -> Floats:
-    centred = a - a.mean(axis=(1, 2), keepdims=True)
-    return np.asarray(centred / a.std(axis=(1, 2), ddof=1, keepdims=True))
+    return _per_scalar(x, Scalars.error)[0]
 
 
 def r_hat(x: ArrayLike) -> PerScalar:
@@ -386,24 +413,26 @@ def r_hat(x: ArrayLike) -> PerScalar:
     >>> bool(r_hat(x) < 1.01), bool(r_hat(x + np.arange(4)[:, None]) > 1.1)
     (True, True)
     """
+    return _of_all_chains(x, _per_scalar(x, Scalars.r_hat)[0])
 
-    def of_bulk_and_tails(a: Floats) -> Floats:
-        halves = _halves(a)
-        folded = np.abs(halves - np.median(halves, axis=(1, 2), keepdims=True))
-        scores = _normal_scores(halves), _normal_scores(folded)
-        return np.fmax(*(_ratio(a.mean(2).T, a.var(2, ddof=1).T, a.shape[2]) for a in scores))
 
-    (some, times), least = _some_chains(x), 8 if as_chains(x).shape[0] == 1 else 4
-    ranked = _per_scalar(some, of_bulk_and_tails, least)
-    if times == 1:
-        return ranked
+def convergence_of(x: ArrayLike) -> tuple[PerScalar, PerScalar, PerScalar, PerScalar]:
+    """Return `mcse`, `ess`, `ess_tail` and `r_hat`, which share the ranks of draws."""
+    measures = Scalars.error, Scalars.bulk, Scalars.tail, Scalars.r_hat
+    error, bulk, tail, ranked = _per_scalar(x, *measures)
+    return error, bulk, tail, _of_all_chains(x, ranked)
+
+
+def _of_all_chains(x: ArrayLike, ranked: PerScalar) -> PerScalar:
+    """Return the larger of the R-hat of ranked chains and, where these are some, of all chains."""
     chains = as_chains(x)
+    if _every(chains) == 1:
+        return ranked
     half = chains.shape[1] // 2
     with np.errstate(all="ignore"):
         of_halves = over_chains(chains, lambda a: _moments(a[:, :half]) + _moments(a[:, -half:]))
-        means, variances = np.concatenate(of_halves[::2]), np.concatenate(of_halves[1::2])
-        of_all = np.where(finite_and_moving(chains), _ratio(means, variances, half), np.nan)
-    of_all = np.fmax(ranked, of_all)
+        of_all = _ratio(np.concatenate(of_halves[::2]), np.concatenate(of_halves[1::2]), half)
+    of_all = np.where(np.isnan(ranked), np.nan, np.fmax(ranked, of_all))
     return of_all if of_all.ndim else float(of_all)
 
 
@@ -453,38 +482,37 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
     return ratio if shape else float(ratio)
 
 
-def _some_chains(x: ArrayLike) -> tuple[NDArray[np.float64], float]:
-    """Return evenly spaced chains of very many, and how many times as many there are."""
-    chains = as_chains(x)
-    every = int(chains.shape[0] * chains.shape[1] // MOST_RANKED)
-    every = max(1, min(every, len(chains) // FEWEST_CHAINS))
-    some = chains[::every]
-    return some, len(chains) / max(1, len(some))
+def _every(chains: Floats) -> int:
+    """Return how many chains one of them stands for, where there are very many."""
+    every = chains.shape[0] * chains.shape[1] // MOST_RANKED
+    return max(1, min(every, len(chains) // FEWEST_CHAINS))
 
 
-def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Floats], least: int = 4) -> PerScalar:
-    """Apply `measure` to the scalars that are finite and not constant; the rest are ``nan``.
+def _per_scalar(x: ArrayLike, *measures: Callable[[Scalars], Floats]) -> list[PerScalar]:
+    """Apply measures to the scalars that are finite and not constant; the rest are ``nan``.
 
-    `measure` is called with arrays (scalar, chain, draw), a few scalars at a time, by several
-    threads. Chains of fewer than `least` draws give ``nan``.
+    They are called with a few scalars at a time, by several threads. Chains of fewer than four
+    draws give ``nan``.
     """
-    chains = as_chains(x)
-    shape = chains.shape[2:]
-    result = np.full(shape, np.nan)
-    if chains.shape[1] >= least:
-        flat = chains.reshape(*chains.shape[:2], -1)
+    all_chains = as_chains(x)
+    chains = all_chains[:: _every(all_chains)]
+    times = len(all_chains) / max(1, len(chains))
+    flat = chains.reshape(*chains.shape[:2], prod(chains.shape[2:]))
+    result = np.full((len(measures), flat.shape[2]), np.nan)
+    if chains.shape[1] >= 4:
         places = np.flatnonzero(finite_and_moving(flat))
         evenly = -(-len(places) // (os.cpu_count() or 1))  # so that every core has a part
         together = max(1, min(evenly, TOGETHER // (flat.shape[0] * flat.shape[1])))
         parts = [places[start : start + together] for start in range(0, len(places), together)]
 
         def fill(part: NDArray[np.intp]) -> None:
-            scalars = np.ascontiguousarray(np.moveaxis(flat[:, :, part], 2, 0))
+            scalars = Scalars(np.ascontiguousarray(np.moveaxis(flat[:, :, part], 2, 0)), times)
             with np.errstate(all="ignore"):
-                result.reshape(-1)[part] = measure(scalars)
+                result[:, part] = [measure(scalars) for measure in measures]
 
         list((in_threads if len(parts) > 1 else map)(fill, parts))
-    return result if shape else float(result)
+    shape = chains.shape[2:]
+    return [of_all.reshape(shape) if shape else float(of_all[0]) for of_all in result]
 
 
 def _halves(a: Floats) -> Floats:
@@ -510,7 +538,9 @@ def _normal_scores(a: Floats) -> Floats:
 
 def _moments(a: Floats) -> tuple[Floats, Floats]:
     """Mean and variance of each chain's draws."""
-    return a.mean(axis=1), a.var(axis=1, ddof=1)
+    means = a.mean(axis=1)
+    centred = a - means[:, None]
+    return means, np.einsum("cn...,cn...->c...", centred, centred) / (a.shape[1] - 1)
 
 
 def _ratio(means: Floats, variances: Floats, n: int) -> Floats:

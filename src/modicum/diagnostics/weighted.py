@@ -25,6 +25,7 @@ distribution", Technometrics.
 from __future__ import annotations
 
 import os
+from math import prod
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,14 +33,12 @@ from numpy.typing import ArrayLike, NDArray
 from modicum.diagnostics.convergence import (
     LARGE,
     batch_means_variance,
-    ess,
-    ess_tail,
-    mcse,
+    convergence_of,
     nested_r_hat,
     over_chains,
     r_hat,
 )
-from modicum.runtime import in_threads
+from modicum.runtime import in_blocks
 
 Floats = NDArray[np.float64]
 
@@ -59,10 +58,8 @@ def weighted_mean(x: Floats, weights: Floats | None) -> Floats:
     -2.0
     """
     weights = unequal(weights)
-    if weights is None and x.size > LARGE:
-        return np.asarray(over_chains(x, lambda a: (a.mean(axis=1, dtype=float),))[0].mean(axis=0))
     if weights is None:
-        return np.asarray(x.mean(axis=(0, 1), dtype=float))
+        return np.asarray(over_chains(x, lambda a: (a.mean(axis=1, dtype=float),))[0].mean(axis=0))
     return np.asarray(np.tensordot(normalised(weights), x, axes=([0, 1], [0, 1])))
 
 
@@ -74,12 +71,10 @@ def weighted_variance(x: Floats, weights: Floats | None) -> Floats:
     weights = unequal(weights)
     if weights is None and x.shape[0] * x.shape[1] < 2:
         return np.full(x.shape[2:], np.nan)
-    if weights is None and x.size > LARGE:
+    if weights is None:
         means, variances = over_chains(x, lambda a: (a.mean(axis=1), a.var(axis=1)))
         total = (variances + (means - means.mean(axis=0)) ** 2).mean(axis=0)
         return np.asarray(total * (1 + 1 / (x.shape[0] * x.shape[1] - 1)))
-    if weights is None:
-        return np.asarray(x.var(axis=(0, 1), ddof=1))
     variance = weighted_mean((x - weighted_mean(x, weights)) ** 2, weights)
     return np.where(variance >= 0, variance, np.nan)
 
@@ -93,16 +88,17 @@ def weighted_covariance(x: Floats, weights: Floats | None) -> Floats:
     return np.asarray(np.einsum("cd,cdi,cdj->ij", normalised(weights), centred, centred))
 
 
-def _quantiles_by_threads(x: Floats, levels: Floats) -> Floats:
-    """Return the quantiles of each scalar; a thread copies a few, which lie side by side."""
-    flat = x.reshape(x.shape[0] * x.shape[1], -1)
-    together = min(4, -(-flat.shape[1] // (os.cpu_count() or 1)))
+def _quantiles(x: Floats, levels: Floats) -> Floats:
+    """Return the quantiles of each scalar; of gigabytes, a thread copies a few, side by side."""
+    flat = x.reshape(x.shape[0] * x.shape[1], prod(x.shape[2:]))
+    size = flat.shape[1]
 
-    def of_some(first: int) -> Floats:
-        some = flat[:, first : first + together].T.copy()
-        return np.stack([np.quantile(a, levels, overwrite_input=True) for a in some], axis=-1)
+    def of_some(some: slice) -> Floats:
+        by_scalar = flat[:, some].T.copy()  # contiguous: a quarter faster
+        return np.quantile(by_scalar, levels, axis=-1, overwrite_input=True).T
 
-    quantiles = np.concatenate([*in_threads(of_some, range(0, flat.shape[1], together))], axis=-1)
+    evenly = min(4, -(-size // (os.cpu_count() or 1)))
+    quantiles = in_blocks(of_some, size, size if x.size <= LARGE else evenly).T
     return quantiles.reshape((*levels.shape, *x.shape[2:]))
 
 
@@ -121,12 +117,8 @@ def weighted_quantile(x: Floats, weights: Floats | None, q: ArrayLike) -> Floats
     """
     levels = np.asarray(q, dtype=float)
     x, weights = x.astype(float) if x.dtype == bool else x, unequal(weights)
-    if weights is None and x.size > LARGE:
-        return _quantiles_by_threads(x, levels)
     if weights is None:
-        flat = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-        by_scalar = np.moveaxis(flat, 0, -1).copy()  # contiguous: a quarter faster
-        return np.asarray(np.quantile(by_scalar, levels, axis=-1, overwrite_input=True))
+        return _quantiles(x, levels)
     values = x.reshape(x.shape[0] * x.shape[1], -1)
     share = normalised(weights).reshape(-1)
     quantiles = np.full((levels.size, values.shape[1]), np.nan)
@@ -200,24 +192,16 @@ def diagnose(
     """
     weights = unequal(weights)
     if weights is None:
-        compared = x
-        measured = {
-            "mcse_mean": np.asarray(mcse(x)),
-            "ess_bulk": np.asarray(ess(x)),
-            "ess_tail": np.asarray(ess_tail(x)),
-        }
+        compared, measures = x, convergence_of(x)
     else:
         values = np.asarray(x, dtype=float)
         compared = influence(values, weights)
-        measured = {
-            "mcse_mean": weighted_mcse(values, weights),
-            "ess_bulk": weighted_ess(values, weights),
-            "ess_tail": weighted_ess_tail(values, weights),
-        }
-    measured["r_hat"] = np.asarray(r_hat(compared))
+        of_mean = weighted_mcse(values, weights), weighted_ess(values, weights)
+        measures = *of_mean, weighted_ess_tail(values, weights), r_hat(compared)
+    measured = dict(zip(("mcse_mean", "ess_bulk", "ess_tail", "r_hat"), measures, strict=True))
     if superchains is not None:
-        measured["nested_r_hat"] = np.asarray(nested_r_hat(compared, superchains))
-    return measured
+        measured["nested_r_hat"] = nested_r_hat(compared, superchains)
+    return {name: np.asarray(value) for name, value in measured.items()}
 
 
 def ends_of(prob: float) -> tuple[float, float]:

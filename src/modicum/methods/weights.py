@@ -186,9 +186,11 @@ def _predictor_posterior(
     L = np.asarray(proxy.where.factor)[:size]
     levels = jax.tree.map(np.asarray, proxy.levels)
     point = np.asarray(proxy.where.point)[:size]
+    found = PredictorPosterior(point, L @ centre, L, L @ L.T, levels)
+    if size <= WIDE or levels is not None:
+        return found
     probes = generator(SHARED, Stream.LEVERAGES).standard_normal((L.shape[1], PROBES))
-    factor = L @ probes / np.sqrt(PROBES) if size > WIDE and levels is None else L
-    return PredictorPosterior(point, L @ centre, factor, L @ L.T, levels)
+    return found._replace(factor=L @ probes / np.sqrt(PROBES))
 
 
 OfRows = Callable[[LinearTaylor, Pytree, Batch], jax.Array]  # residual sizes, in NumPy or JAX

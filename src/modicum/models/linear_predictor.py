@@ -270,6 +270,11 @@ class LinearPredictorModel(CoefficientPriors):
         """Return predictors (..., predictors) that include the known errors of their rows."""
         return eta
 
+    def eta_with_error(self, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Return the same of predictors (draws, rows, predictors) of a batch."""
+        known = {k: as_either(np.asarray(batch[k])) for k in self.observed if k in batch}
+        return np.asarray(self.with_error(as_either(eta), known))
+
     def row_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Log-likelihood of what is known of one row; `y` is its entry of `outcome`."""
         if not self.observed:
@@ -287,9 +292,7 @@ class LinearPredictorModel(CoefficientPriors):
         """Draw an outcome for each vector of predictors, within the bounds that its row has."""
 
         def draw(eta: np.ndarray, batch: Batch) -> np.ndarray:
-            known = {name: as_either(np.asarray(batch[name])) for name in self.drawn_given}
-            with_error = np.asarray(self.with_error(as_either(eta), known))
-            return self.draw_outcomes(rng, with_error, batch)
+            return self.draw_outcomes(rng, self.eta_with_error(eta, batch), batch)
 
         return draw_within(draw, eta, batch) if self.observed else draw(eta, batch)
 

@@ -165,10 +165,8 @@ class OutcomeDraws(NamedTuple):
                 "of their groups; give all of them."
             )
         family = family_of(self.predictor.model)
-        noise = [name for name in family.observed if name in KNOWN_NOISE]
-        _require(family, noise, batch)
-        known = {name: np.asarray(batch[name]) for name in noise}
-        return self.predictor.moments(np.asarray(family.with_error(eta, known)))
+        _require(family, set(family.observed).intersection(KNOWN_NOISE), batch)
+        return self.predictor.moments(family.eta_with_error(eta, batch))
 
     def outcome(self, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
         """Return expected outcomes (None if there are none) and log-densities of observed ones."""
@@ -387,12 +385,11 @@ def outcomes(
 
 
 def _require(family: LinearPredictorModel, names: Iterable[str], fields: Collection[str]) -> None:
-    for name in names:
-        if name not in fields:
-            raise DataError(
-                f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
-                "rows lack; add it, or the columns from which the formula computes it."
-            )
+    if missing := set(names).difference(fields):
+        raise DataError(
+            f"outcomes of {type(family).__name__} depend on the field {min(missing)!r}, which "
+            "these rows lack; add it, or the columns from which the formula computes it."
+        )
 
 
 def _simulated(

@@ -73,7 +73,9 @@ class Pilot:
 
     def quantile(self, values: np.ndarray, at: float) -> float:
         """Return a posterior quantile of a quantity with one value per draw."""
-        return weighted_quantile(values, self.share, at)
+        order = np.argsort(values)
+        share = self.share[order]
+        return float(np.interp(at, np.cumsum(share) - share / 2, values[order]))
 
     @property
     def typical_slope(self) -> float:
@@ -150,13 +152,6 @@ def in_blocks(values: np.ndarray) -> Iterator[slice]:
     together = max(1, IN_CACHE // max(1, values[:1].nbytes))
     for first in range(0, len(values), together):
         yield slice(first, first + together)
-
-
-def weighted_quantile(values: np.ndarray, share: np.ndarray, at: float) -> float:
-    """Return a quantile of values whose weights sum to one."""
-    order = np.argsort(values)
-    middle = np.cumsum(share[order]) - share[order] / 2
-    return float(np.interp(at, middle, values[order]))
 
 
 def representatives(share: np.ndarray, count: int) -> np.ndarray:
