@@ -210,11 +210,6 @@ class Coding:
         ends = [place + 1 for place in self.dense] + [t.first + t.width for t in self.terms]
         return max(ends, default=0)
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether the columns are more than those of x in one predictor."""
-        return bool(self.terms or self.further or self.predictors)
-
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """The parameter whose predictor each column enters; empty: the mean."""
@@ -237,17 +232,11 @@ class Coding:
         """
         uses = np.zeros(self.size, int)
         np.add.at(uses, list(self.dense), 1)
-        begins: dict[str, list[int]] = {}
-        for term in self.terms:
-            begins.setdefault(term.field, []).append(term.first - term.reference)
-        for field in begins:
-            own = np.zeros(self.size, bool)
-            for term in self.terms:
-                if term.field == field:
-                    own[term.columns] = True
-            uses += own
-        once = all(len(set(places)) == len(places) for places in begins.values())
-        return once and bool(np.all(uses <= 1))
+        for field in self.fields:
+            columns = [term.columns for term in self.terms if term.field == field]
+            uses[np.unique(np.r_[tuple(columns)])] += 1
+        begins = [(term.field, term.first - term.reference) for term in self.terms]
+        return len(set(begins)) == len(begins) and bool(np.all(uses <= 1))
 
     def densely(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the dense model matrix, (rows, size), in the type of x (or y, without x)."""

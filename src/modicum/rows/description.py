@@ -330,7 +330,7 @@ def describe(encoding: FormulaEncoding, n: int, dtype: DType) -> Description:
         columns=layout.columns,
         outcome=None if encoding.outcome is None else encoding.outcome.expression,
         levels=levels | groupings,
-        coding=layout.coding if layout.coding.is_needed else None,
+        coding=None if layout.coding == Coding(layout.coding.dense) else layout.coding,
         terms={
             name: tuple(layout.columns[place] for place in places)
             for name, places in layout.terms.items()

@@ -360,16 +360,13 @@ def counted(source: Source) -> Iterator[tuple[BatchColumns, int]]:
 def _holes(array: pa.Array) -> Array | None:
     """Return a mask of missing values; None without missing values."""
     if pa.types.is_dictionary(array.type):
-        inner = array.dictionary
-        empty = inner.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
-        if array.indices.null_count == 0 and not empty.any():
+        empty = array.dictionary.is_null(nan_is_null=True)
+        if not array.indices.null_count and not empty.true_count:
             return None
-        holes: Array = array.indices.is_null().to_numpy(zero_copy_only=False)
-        codes = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        if len(empty):
-            holes = holes | empty[codes]
+        absent = empty.take(array.indices).fill_null(True)
     elif pa.types.is_floating(array.type) or array.null_count:
-        holes = array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+        absent = array.is_null(nan_is_null=True)
     else:
         return None
+    holes: Array = absent.to_numpy(zero_copy_only=False)
     return holes if holes.any() else None

@@ -232,8 +232,6 @@ def encoded(
     newlevels
         Whether a level that the encoding does not know is refused or replaced by the reference.
     """
-    if newlevels not in ("refuse", "reference"):
-        raise SettingError(f"newlevels must be 'refuse' or 'reference', not {newlevels!r}.")
     known = encoding.only(outcome, encoding.fields_of(source.names, outcome))
     stream = stream_of(known, source, dtype, None if drop else source.rows, drop, newlevels)
     named = None if encoding.outcome is None else encoding.outcome.expression

@@ -353,11 +353,9 @@ class Rows:
         stop = min(start + size, len(self))
         batch = self.slice(start, stop)
         missing = size - (stop - start) if pad else 0
-        present = np.ones(stop - start + missing, dtype=bool)
         if missing:
             batch = {name: np.r_[v, np.repeat(v[:1], missing, axis=0)] for name, v in batch.items()}
-            present[-missing:] = False
-        return batch, present
+        return batch, np.arange(stop - start + missing) < stop - start
 
     def take(self, row_ids: object) -> dict[str, Array]:
         """Return the rows at `row_ids`, an integer array of any shape S.

@@ -7,9 +7,10 @@ files are in `modicum.rows.tables` and `modicum.rows.csv`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from modicum.rows.checks import common_length, names_like, reads_as_number
 # Rows decoded at a time: few enough for the memory, even with many columns, enough to be fast.
 BATCH_ROWS = 1 << 16
 
-T = TypeVar("T")
 NOT_COLUMNS = {  # what formulas of R and brms have, and ours do not
     "Intercept": "leave it out, as there is an intercept unless the formula has a 0",
     "TRUE": "write True",
@@ -227,27 +227,27 @@ class LazySource(TableSource):
     """
 
     def __init__(self, frame: Any) -> None:  # of a library that may not be installed
-        super().__init__(_polars(lambda: frame.head(0).collect()))
+        with _polars():
+            super().__init__(frame.head(0).collect())
         self._frame, self.rows = frame, None
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order."""
-        chosen = self._frame.select(list(columns))
-        if hasattr(chosen, "collect_batches"):
-            frames = _polars(lambda: chosen.collect_batches(chunk_size=BATCH_ROWS))
-        else:
-            frames = iter([_polars(lambda: chosen.collect(engine="streaming"))])
-        while True:
-            frame = _polars(lambda: next(frames, None))
-            if frame is None:
-                return
-            yield from frame.to_arrow().to_batches(max_chunksize=BATCH_ROWS)
+        with _polars():
+            chosen = self._frame.select(list(columns))
+            if hasattr(chosen, "collect_batches"):
+                frames = chosen.collect_batches(chunk_size=BATCH_ROWS)
+            else:
+                frames = [chosen.collect(engine="streaming")]
+            for frame in frames:
+                yield from frame.to_arrow().to_batches(max_chunksize=BATCH_ROWS)
 
 
-def _polars(compute: Callable[[], T]) -> T:
-    """Run a polars computation; its errors become a `DataError` of one sentence."""
+@contextmanager
+def _polars() -> Iterator[None]:
+    """Turn an error of a polars computation into a `DataError` of one sentence."""
     try:
-        return compute()
+        yield
     except Exception as error:
         raise DataError(
             f"the polars LazyFrame cannot be computed ({first_line(error)}): try frame.collect()."

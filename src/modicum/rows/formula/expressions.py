@@ -12,7 +12,7 @@ import ast
 import keyword
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -366,15 +366,12 @@ call functions by name only, as in log(x): compute such a column first.
     def _walk(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield all nodes except function names, contrasts, levels of C(...) and matrices."""
         yield node
-        for child in ast.iter_child_nodes(node):
-            if isinstance(node, ast.Call) and child is node.func:
-                continue
-            if (
-                isinstance(node, ast.Call)
-                and function_of(node) in OF_LEVELS
-                and child is not node.args[0]
-            ):
-                continue  # read by `categorical`, `regions` and `ends`
+        children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+        if isinstance(node, ast.Call):
+            arguments = [*node.args, *node.keywords]
+            # those after the first of C, rw and car are read by `categorical`, `ends` and `regions`
+            children = arguments[:1] if function_of(node) in OF_LEVELS else arguments
+        for child in children:
             yield from self._walk(child)
 
     def _check(self, node: ast.AST) -> None:
@@ -425,8 +422,8 @@ call functions by name only, as in log(x): compute such a column first.
                 )
             raise SettingError(
                 f"the formula calls {name}, which formulas do not support{suggestion(name, names)}"
-                f": they have functions that work row by row ({_examples(names)}), so compute "
-                "other columns first."
+                f": they have functions that work row by row ({', '.join(names[:6])}, ..., bs, C), "
+                "so compute other columns first."
             )
         if any(word.arg is None for word in call.keywords) or any(
             isinstance(argument, ast.Starred) for argument in call.args
@@ -523,7 +520,3 @@ def _constants(node: ast.AST) -> list[Level]:
     if not isinstance(node, ast.List | ast.Tuple):
         raise SettingError(f"levels must be a list such as ['a', 'b'], not {ast.unparse(node)!r}.")
     return [constant_of(entry) for entry in node.elts]
-
-
-def _examples(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:6]) + ", ..., bs, C"

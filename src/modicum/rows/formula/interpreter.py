@@ -174,12 +174,8 @@ class _Interpreter:
     def _number_or_truth(self, node: ast.AST) -> Array | float:
         """Return a number, or an array of floats or booleans."""
         value = self.value(node)
-        if isinstance(value, LevelArray):
-            truth = set(value.values) <= {True, False} and all(
-                isinstance(v, bool) for v in value.values
-            )
-            if truth:
-                return np.array(value.values, dtype=bool)[value.codes]
+        if isinstance(value, LevelArray) and all(isinstance(v, bool) for v in value.values):
+            return np.array(value.values, dtype=bool)[value.codes]
         if isinstance(value, LevelArray | ColumnArray | str | list | None):
             kind = {LevelArray: "levels", ColumnArray: "several columns"}.get(
                 type(value), "no number"

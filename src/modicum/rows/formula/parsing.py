@@ -353,9 +353,9 @@ def _terms_side(text: str) -> tuple[str, list[Expression], list[ParsedGroup], st
         elif call and call[1] == "offset":
             _require_added(sign, piece)
             offsets.append(Expression(call[2]))
-        elif inside is not None and _split_at_bar(inside) is not None:
+        elif inside is not None and (parts := _split_at_bar(inside)) is not None:
             _require_added(sign, piece)
-            groups += _group_terms(inside)
+            groups += _group_terms(inside, *parts)
         else:
             if "|" in piece and re.search(r"[^&|]\|", _outside_calls(piece)):
                 raise SettingError(
@@ -562,11 +562,8 @@ def _factor(text: str, others: Sequence[str]) -> list[Factors]:
     )
 
 
-def _group_terms(inside: str) -> list[ParsedGroup]:
-    """Parse the group terms inside brackets; g/h means g, and h within g."""
-    parts = _split_at_bar(inside)
-    assert parts is not None, "the caller has checked that there is a bar"
-    left, correlated, right = parts
+def _group_terms(inside: str, left: str, correlated: bool, right: str) -> list[ParsedGroup]:
+    """Parse the group terms inside brackets, split at the bar; g/h means g, and h within g."""
     groups = [[part.strip() for _, part in _split(p, ":")] for _, p in _split(right, "/")]
     names = [name for group in groups for name in group]
     if not names or not all(names):

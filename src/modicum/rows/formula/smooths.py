@@ -243,12 +243,11 @@ def smooth_columns(state: Mapping[str | int, Any], x: Array, by: LevelArray | No
         few = None if by is None else by._replace(codes=by.codes[first])
         return np.asarray(smooth_columns(state, x[first], few)[place])
     known = dict(state)
-    levels = [known["levels"][name] for name in known["levels"]]
     ends = [(v["lower_bound"], v["upper_bound"]) for v in known["variables"].values()]
     if known["beyond"] == "clip" and not known["cyclic"]:
         x = np.clip(x, *np.transpose(ends))
     plain, wiggly = [], []
-    for at, level in enumerate(levels):
+    for at, level in enumerate(known["levels"].values()):
         inside = 1.0 if by is None else (by.codes == at)[:, None]
         products = _products(_lines(known, level, x))[:, 1:]
         units = _products([np.array([[1.0, s]])[:, : 2 - known["cyclic"]] for s in level["spread"]])
