@@ -162,7 +162,7 @@ class Ledger:
         of = f"{distinct:,} distinct rows of {table:,}"
         return of if self.unit == "row" else f"{self.rows:,} {self.unit}s ({of})"
 
-    def _lines(self) -> list[tuple[str, str, str, str]]:
+    def lines(self) -> list[tuple[str, str, str, str]]:
         """Return the table that is shown: its head, and a line per purpose and kind."""
         return [
             ("purpose", "kind", "evaluations", "passes"),
@@ -170,7 +170,7 @@ class Ledger:
         ]
 
     def _repr_html_(self) -> str:
-        words, (head, *lines) = str(self).splitlines(), self._lines()
+        words, (head, *lines) = str(self).splitlines(), self.lines()
         share = None if self.share is None else tag("div", words[-1])
         return box(tag("b", words[0]), table(head, lines), share)
 
@@ -178,10 +178,10 @@ class Ledger:
         total = f"{self.evaluations:,} {self.unit} evaluations"
         lines = [f"{total}: {self.passes:,.1f} passes over {self.data}"]
         if self.counts:
-            wide = [max(map(len, column)) for column in zip(*self._lines(), strict=True)]
+            wide = [max(map(len, column)) for column in zip(*self.lines(), strict=True)]
             lines += [
                 f"  {p:<{wide[0]}}  {k:<{wide[1]}}  {n:>{wide[2]}}  {s:>{wide[3]}}"
-                for p, k, n, s in self._lines()
+                for p, k, n, s in self.lines()
             ]
         if self.share is not None:
             lines.append(

@@ -12,6 +12,7 @@ from modicum.diagnostics.weighted import ends_of
 from modicum.errors import SettingError
 from modicum.passes.sums import log_likelihoods
 from modicum.posterior import Posterior, group_effects
+from modicum.posterior.charts import MOST_DOTS, MOST_NAMED
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import (
     evenly_spaced,
@@ -24,7 +25,7 @@ from modicum.posterior.fitted import (
 from modicum.posterior.group_effects import terms_of
 from modicum.posterior.marginal import by_class
 from modicum.posterior.population import random_rows
-from modicum.posterior.ppc import name_axes, new_axes, pyplot, survival_table
+from modicum.posterior.ppc import INK, name_axes, new_axes, pyplot, survival_table
 from modicum.posterior.smooth_curves import smooths_of
 from modicum.posterior.summary import added_words, interval_words, is_pooled, percent, prob_of
 from modicum.rows.checks import names_like
@@ -72,18 +73,15 @@ METHOD_COLOURS = {
 }
 """One colour per method, the same in every plot."""
 
-OTHER = "#555555"
 STEP = 0.1  # e: residuals are accurate to e^2, and rounding is 1e-16 / e^2
 ROUNDING = 1e-13  # smaller residuals, relative to the row's log-likelihood, count as zero
 MOMENTS = 60  # points along an error curve
-MOST_MARKED = 25  # points of a curve that are marked
-MOST_NAMED = 60  # beyond this many levels, the axis is not labelled by level
 
 
 def colour_of(method: str | Posterior) -> str:
     """Return the colour of a method, given its name or a posterior it sampled."""
     name = method if isinstance(method, str) else method.settings.get("method", "")
-    return METHOD_COLOURS.get(str(name), OTHER)
+    return METHOD_COLOURS.get(str(name), INK)
 
 
 @arguments_checked
@@ -244,7 +242,7 @@ def _effect(ax: Axes, table: pd.DataFrame, label: str | None, shift: float) -> N
     axis = f"{quantity}\n{interval_words(prob_of(table))}"
     if table.index.dtype.kind in "fiu" and len(table) > 2:
         x = table.index.to_numpy(float)
-        marker = "o" if len(x) <= MOST_MARKED else ""
+        marker = "o" if len(x) <= MOST_DOTS else ""
         (line,) = ax.plot(x, table["mean"], marker=marker, markersize=3, label=label)
         ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         name_axes(ax, str(table.index.name), axis)
@@ -252,7 +250,7 @@ def _effect(ax: Axes, table: pd.DataFrame, label: str | None, shift: float) -> N
     mean, names = table["mean"].to_numpy(), [str(value) for value in table.index]
     _intervals(ax, low, mean, high, names, label=label, shift=shift)
     if low.min() < 0 < high.max():
-        ax.axvline(0, color=OTHER, linewidth=0.8)
+        ax.axvline(0, color=INK, linewidth=0.8)
     name_axes(ax, axis, str(table.index.name))
 
 
@@ -338,7 +336,7 @@ def residual_weights(
     covered = np.cumsum(sizes) / sizes.sum()
     ax = new_axes(ax)
     ax.plot(100 * share, 100 * covered, color=colour_of(post), label="rows of this fit")
-    ax.plot(100 * share, 100 * share, color=OTHER, linewidth=0.8, label="all rows alike")
+    ax.plot(100 * share, 100 * share, color=INK, linewidth=0.8, label="all rows alike")
     top = max(1, len(sizes) // 100)
     where = (100 * share[top - 1], 100 * covered[top - 1])
     ax.plot(*where, "o", color=colour_of(post), markersize=4)
@@ -422,14 +420,11 @@ def error_against_cost(
     ax = new_axes(ax)
     for name, post in posteriors.items():
         passes, errors = _errors(post, reference, name)
-        colour = colour_of(post)
-        colours_used = [line.get_color() for line in ax.lines]
-        ax.plot(
-            passes, errors, label=name, color=None if colour in (*colours_used, OTHER) else colour
-        )
+        colour, taken = colour_of(post), {INK, *(line.get_color() for line in ax.lines)}
+        ax.plot(passes, errors, label=name, color=None if colour in taken else colour)
     table = reference.summary()
     noise = float(np.nanmax(table["mcse_mean"] / table["sd"].where(table["sd"] > 0)))
-    ax.axhline(noise, color=OTHER, linewidth=0.8, linestyle="--", label="error of the reference")
+    ax.axhline(noise, color=INK, linewidth=0.8, linestyle="--", label="error of the reference")
     ax.set(
         xscale="log",
         yscale="log",
@@ -460,8 +455,7 @@ def _errors(post: Posterior, reference: Posterior, name: str) -> tuple[np.ndarra
             off = np.abs(mean - np.ravel(reference.mean(parameter)))
             off = off / np.ravel(reference.sd(parameter))
         worst = np.fmax(worst, np.max(np.where(np.isfinite(off), off, 0.0), axis=1, initial=0.0))
-    number = len(passes)
-    at = np.unique(np.geomspace(1, number, MOMENTS).astype(int)) - 1
+    at = np.unique(np.geomspace(1, len(passes), MOMENTS).astype(int)) - 1
     return passes[at], np.maximum(worst[at], 1e-12)
 
 
@@ -504,7 +498,7 @@ def caterpillar(
     at = np.arange(len(table))
     ax.hlines(at, low, high, color=colour_of(post), linewidth=2 if named else 0.6, alpha=0.7)
     ax.plot(table["mean"], at, "o", color=colour_of(post), markersize=4 if named else 1.5)
-    ax.axvline(0, color=OTHER, linewidth=0.8)
+    ax.axvline(0, color=INK, linewidth=0.8)
     ax.set_ylim(-1, len(table))
     if named:
         ax.set_yticks(at, [str(level) for level in table.index])
@@ -563,8 +557,8 @@ def shrinkage(
     ):
         (line,) = ax.plot(counts[mask], inside[mask], marker, color=colour, label=label)
         line.set(markersize=4, markerfacecolor="white", clip_on=False)
-    ax.axhspan(-wide, wide, color=OTHER, alpha=0.12, label=f"{prob:.0%} of new levels", zorder=0)
-    ax.axhline(0, color=OTHER, linewidth=0.8)
+    ax.axhspan(-wide, wide, color=INK, alpha=0.12, label=f"{prob:.0%} of new levels", zorder=0)
+    ax.axhline(0, color=INK, linewidth=0.8)
     ax.set(xscale="log", xlabel=f"rows per {group}", ylim=(-edge, edge))
     ax.set_ylabel(added_words(post, name))
     ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)

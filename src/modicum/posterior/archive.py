@@ -63,9 +63,7 @@ def load(path: str | os.PathLike[str], make: Callable[..., T]) -> T:
             if not isinstance(parts[name], dict):
                 raise TypeError(f"its {name} are not listed by name")
         for name in ("draws", "stats"):
-            values = parts[name]
-            assert isinstance(values, dict)
-            if not all(isinstance(x, np.ndarray) for x in values.values()):
+            if not all(isinstance(x, np.ndarray) for x in parts[name].values()):
                 raise TypeError(f"its {name} are not arrays")
         if not isinstance(parts["weights"], np.ndarray | None):
             raise TypeError("its weights are not an array")
@@ -76,18 +74,11 @@ def load(path: str | os.PathLike[str], make: Callable[..., T]) -> T:
             predictor_spec=parts.pop("predictor"),
             **parts,
             ledger=Ledger.from_dict(page["ledger"]),
-            warnings=[_warning(doubt) for doubt in page["warnings"]],
+            warnings=[ModicumWarning.from_dict(doubt) for doubt in page["warnings"]],
             fit_rows=None if rows is None else FitRows.from_dict(rows),
         )
 
     return POSTERIOR.read(path, PARTS, made)
-
-
-def _warning(saved: Json) -> ModicumWarning:
-    texts = [saved[part] for part in ("code", "sentence", "remedy")]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("its warnings are not sentences")
-    return ModicumWarning.from_dict(saved)
 
 
 MOST_DRAWS = 4_000  # used for groups with a row dimension
@@ -126,9 +117,8 @@ def to_datatree(post: FittedDraws, sample: FromZero = 500, random_seed: int = 0)
     groups = {"posterior": post.draws} | ({"sample_stats": stats} if stats else {})
     # what netCDF can store of the settings, with the totals of the ledger
     plain = {k: v for k, v in post.settings.items() if isinstance(v, str | int | float)}
-    attrs = {k: int(v) if isinstance(v, bool) else v for k, v in plain.items()}
     ledger = post.ledger
-    attrs |= {
+    attrs = {k: int(v) if isinstance(v, bool) else v for k, v in plain.items()} | {
         "inference_library": "modicum",
         "inference_library_version": version("modicum"),
         "row_evaluations": ledger.evaluations,

@@ -11,7 +11,7 @@ exp(elpd); with the Bayesian bootstrap, they are averaged over bootstrap replica
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -21,7 +21,6 @@ from modicum.arguments import FromTwo, Share, arguments_checked
 from modicum.errors import DataError, SettingError, is_number, warn_of
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
-from modicum.models.over_draws import length_of
 from modicum.posterior.evidence import log_evidence
 from modicum.posterior.fit_rows import Groups, RowsLike
 from modicum.posterior.loo import Enough, LeaveOneOut, Subject, leave_one_out
@@ -102,7 +101,6 @@ def _stacking_weights(terms: np.ndarray, mass: np.ndarray) -> np.ndarray:
 
 
 POINTS = 500  # importance points of the evidence, each evaluated on all rows
-CHUNK = 1 << 20  # rows whose outcomes are compared at a time
 
 # What two fits may have observed differently, and why they cannot be compared then.
 DIFFERENCES = {
@@ -362,27 +360,23 @@ def _difference(*fits: tuple[BaseModel, Rows, np.ndarray | None]) -> str | None:
         names = {fields.get(field) for fields in observed}
         if (same_rows and len(names) == 1) or (None in names and field not in UNCENSORED):
             continue
-        columns = [
-            _values(rows, fields.get(field), indices, bool(numbers), UNCENSORED.get(field, 1.0))
+        ours, theirs = (
+            _values(rows, fields.get(field), indices, UNCENSORED.get(field, 1.0))
             for (_, rows, indices), fields in zip(fits, observed, strict=True)
-        ]
-        if not all(np.array_equal(a, b) for a, b in zip(*columns, strict=True)):
+        )
+        if not np.array_equal(ours, theirs):
             return field
     return None
 
 
 def _values(
-    rows: Rows, field: str | None, numbers: np.ndarray | None, whole: bool, nothing: float
-) -> Iterator[np.ndarray]:
-    """Yield a field in chunks, or as a whole in the table's order; `nothing` if there is none."""
-    if not whole:
-        for chunk in rows.chunks(CHUNK):
-            yield chunk[field] if field in chunk else np.full(length_of(chunk), nothing)
-    elif field in rows.fields:
-        values = whole_field(rows, field)
-        yield values if numbers is None else values[np.argsort(numbers)]
-    else:
-        yield np.full(len(rows), nothing)
+    rows: Rows, field: str | None, numbers: np.ndarray | None, nothing: float
+) -> np.ndarray:
+    """Return a field in the table's order; `nothing` for each row if there is none."""
+    if field not in rows.fields:
+        return np.full(len(rows), nothing)
+    values = whole_field(rows, field)
+    return values if numbers is None else values[np.argsort(numbers)]
 
 
 def _table(results: Mapping[str, LeaveOneOut], method: Weighting, random_seed: int) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from scipy.special import chdtri
 
 from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.convergence import finite_and_moving, over_chains
@@ -354,7 +355,5 @@ def largest_r_hat(chains: int, draws: int, scalars: int) -> float:
 
 
 def _limit(freedom: int, worth: float, scalars: int) -> float:
-    from scipy.special import chdtri  # the tail of chi-squared; scipy.stats is slow to import
-
-    by_chance = chdtri(freedom, 1e-3 / scalars) / freedom
+    by_chance = chdtri(freedom, 1e-3 / scalars) / freedom  # the tail of chi-squared
     return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / worth)))

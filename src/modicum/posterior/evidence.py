@@ -71,9 +71,7 @@ class NormalProposal(NamedTuple):
         return cls(at.point + factor @ (factor.T @ at.gradient), factor)
 
     @classmethod
-    def fitted(
-        cls, sums: Sums, draws: np.ndarray, weights: np.ndarray, purpose: str
-    ) -> NormalProposal:
+    def fitted(cls, sums: Sums, draws: np.ndarray, weights: np.ndarray) -> NormalProposal:
         """Fit a normal with the draws' mean, and their covariance or, if noisy, the curvature.
 
         The covariance of N draws of d parameters gives log-weights a variance of about d^2 / 2N.
@@ -85,7 +83,7 @@ class NormalProposal(NamedTuple):
         effective = weights.sum() ** 2 / (weights**2).sum()
         cov = (weights[:, None] * centred).T @ centred / weights.sum()
         if len(mean) ** 2 / (2 * effective) > NOISY:
-            normal = cls.expanding(curvature(sums, mean, purpose))
+            normal = cls.expanding(curvature(sums, mean, "evidence"))
             if normal is not None:  # else it is not concave at the mean
                 return cls(mean, normal.factor)
         return cls(mean, np.linalg.cholesky(cov))
@@ -181,7 +179,7 @@ def log_evidence(
         )
     bridge = np.zeros(total, bool)
     bridge[np.unique(np.linspace(0, total - 1, min(points, total // 2)).astype(int))] = True
-    proposal = NormalProposal.fitted(sums, draws[~bridge], weights[~bridge], "evidence")
+    proposal = NormalProposal.fitted(sums, draws[~bridge], weights[~bridge])
     rng = generator(random_seed, Stream.EVIDENCE)
     new = proposal.draw(rng, points)
     pooled = [] if model.resolved_priors is None else model.resolved_priors.all_pooled

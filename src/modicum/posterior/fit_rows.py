@@ -71,8 +71,7 @@ class FitRows:
             fingerprint = self.fingerprint
         except DataError:  # draws can be saved all the same, but no rows are known to be theirs
             fingerprint = "of rows that were changed"
-        texts = {"fingerprint": fingerprint, "dtype": self.dtype}
-        return {**texts, "schema": self.schema.to_dict()}
+        return {"fingerprint": fingerprint, "dtype": self.dtype, "schema": self.schema.to_dict()}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Json]) -> FitRows:
@@ -360,8 +359,7 @@ def _rows_of_arrays(batch: object, fit: RowsSchema | None) -> Rows:
         raise SettingError(f"{wrong[0]!r} is not a field name; give arrays such as {{'x': X}}.")
     if not batch:
         raise SettingError("there are no arrays: give arrays such as {'x': X}.")
-    held_as_bytes = getattr(batch.get("x"), "dtype", None) == np.uint8
-    kind = "uint8" if held_as_bytes else None
+    kind = "uint8" if getattr(batch.get("x"), "dtype", None) == np.uint8 else None
     return Rows.with_levels(batch, fit or RowsSchema((), {}), kind)
 
 

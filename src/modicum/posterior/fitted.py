@@ -192,21 +192,17 @@ class FittedDraws:
             return self.draws[name]
         for parameter, x in self.draws.items():
             if str(name).startswith(f"{parameter}["):
-                return self._line(str(name), parameter, x)
+                lines = scalar_names(parameter, x.shape[2:], self.labels)
+                if name not in lines:
+                    raise UnknownNameError(
+                        f"there is no {name!r}{suggestion(name, lines)}; of {parameter!r} there "
+                        f"are {', '.join(lines[:5])}{' ...' if len(lines) > 5 else ''}."
+                    )
+                return x.reshape(*x.shape[:2], -1)[..., lines.index(name)]
         raise UnknownNameError(
             f"there is no parameter {name!r}{suggestion(str(name), self.draws)}; there are "
             f"{', '.join(self.draws)}."
         )
-
-    def _line(self, name: str, parameter: str, x: np.ndarray) -> np.ndarray:
-        """Return the draws of one scalar of a parameter, by its name in the summary."""
-        lines = scalar_names(parameter, x.shape[2:], self.labels)
-        if name not in lines:
-            raise UnknownNameError(
-                f"there is no {name!r}{suggestion(name, lines)}; of {parameter!r} there are "
-                f"{', '.join(lines[:5])}{' ...' if len(lines) > 5 else ''}."
-            )
-        return x.reshape(*x.shape[:2], -1)[..., lines.index(name)]
 
     @property
     def chains(self) -> int:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from modicum.arguments import Share
 from modicum.diagnostics.weighted import (
@@ -56,6 +57,7 @@ from modicum.posterior.summary import interval_table
 from modicum.rows import Rows
 from modicum.rows.coding import Level, level_names, level_places
 from modicum.rows.grouped_rows import GroupedRows, GroupIndex, as_groups
+from modicum.rows.reading import whole_field
 from modicum.runtime import Array, computed_on_cpu, jit
 
 CHUNK = 65_536  # rows read at a time
@@ -232,8 +234,6 @@ def _mixtures(
     mean: np.ndarray, variance: np.ndarray, weights: np.ndarray, prob: float
 ) -> np.ndarray:
     """Return mean, sd, interval and error of mixtures of normals (draws, groups, effects)."""
-    from scipy.special import ndtr, ndtri  # slow to import
-
     centre = weighted_mean(mean[None], weights)
     sd = np.sqrt(weighted_mean((variance + (mean - centre) ** 2)[None], weights))
     share, width = normalised(weights)[0], np.sqrt(np.maximum(variance, TINY))
@@ -291,18 +291,14 @@ def _level_ids(names: np.ndarray, group: str, levels: Sequence[object] | None) -
 
 
 def effect_draws(
-    post: FittedDraws,
-    groups: GroupedRows,
-    ids: np.ndarray,
-    draws: dict[str, np.ndarray],
-    seed: int = 0,
+    post: FittedDraws, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray]
 ) -> Iterator[np.ndarray]:
     """Yield draws of the effects of some groups in chunks, (draws, groups, effects) each."""
     target, chosen, points = _chosen(post, groups, ids, draws)
     accepted: list[np.ndarray] = []
     for k in range(len(chosen.chunk_starts) - 1):
         batch, present = chosen.chunk(k)
-        drawn = draw_effects(target, batch, points, seed, k)
+        drawn = draw_effects(target, batch, points, 0, k)  # the same whenever they are asked for
         accepted.append(drawn.acceptance[present])
         yield drawn.effects[:, present]
     _check_acceptance(np.concatenate(accepted), group_levels(chosen), groups.index.field)
@@ -464,8 +460,6 @@ class Shrinkage(NamedTuple):
 
     def limits(self, prob: float) -> tuple[float, float]:
         """Return the bound of new levels' effects with probability `prob`, and a plot's limit."""
-        from scipy.special import ndtri
-
         wide = float(ndtri((1 + prob) / 2)) * self.sd
         return wide, 1.15 * max(wide, WIDEST * float(np.abs(self.table["mean"]).max()))
 
@@ -527,11 +521,7 @@ def _unpooled_effects(
     # the rows whose factor has one of these codes, and the index of the code of each row
     codes = np.array([place[str(level)] for level in levels])
     order = np.argsort(codes)
-    parts: list[dict[str, np.ndarray]] = []
-    for chunk in rows.chunks(CHUNK):
-        of_levels = np.isin(chunk[group], codes)
-        parts.append({name: np.asarray(values)[of_levels] for name, values in chunk.items()})
-    batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    batch = rows.take(np.flatnonzero(np.isin(whole_field(rows, group), codes)))
     which = order[np.searchsorted(codes[order], batch[group])]
     named = {name: post.mean(name) for name in post.draws}
     predict = jax.jit(lambda named, batch: family.predictor_vector(model.restore(named), batch))

@@ -87,11 +87,6 @@ class RowSample:
     probability: np.ndarray
 
     @classmethod
-    def of_all(cls, number: int) -> RowSample:
-        """Return the sample that is all rows."""
-        return cls(np.arange(number), None, np.ones(number))
-
-    @classmethod
     def drawn(cls, size: np.ndarray, number: int, seed: int) -> RowSample:
         """Draw rows with probability proportional to `size`, and a few uniformly."""
         total = size.sum(dtype=float)
@@ -427,7 +422,7 @@ def leave_one_out(
     weight = _weights(prepared[0])
     if number <= (EXACT if subsample is None else subsample):
         near = [LeftOut(*np.zeros((3, number)))] * len(prepared)  # no approximation is needed
-        sample = RowSample.of_all(number)
+        sample = RowSample(np.arange(number), None, np.ones(number))
     else:
         near = [_approximation(model) for model in prepared]
         size = weight * sum(np.nan_to_num(part.variance.astype(float)) for part in near)

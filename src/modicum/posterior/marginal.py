@@ -211,18 +211,15 @@ def marginal(
     averaged = _averages(
         post, columns, data, draws, subsample, random_seed, groups, settings, given, parameter
     )
-    rows = averaged.rows
-    first, *others = columns
+    rows, first = averaged.rows, columns[0]
     if slope and rows.levels(first):
         raise SettingError(
             f"{first!r} holds levels, which have no slope; compare levels with "
             f"post.contrast({first!r})."
         )
-    values = {name: _values_of(rows, name, chosen.get(name), name != first) for name in others}
-    if not slope:
-        values = {first: _values_of(rows, first, chosen.get(first), False)} | values
-    elif first in chosen:
-        values = {first: chosen[first]} | values
+    # a slope is averaged over the values that rows have, unless others are named
+    varying = [name for name in columns if name != first or not slope or name in chosen]
+    values = {name: _values_of(rows, name, chosen.get(name), name != first) for name in varying}
     number = prod(map(len, values.values()))
     if number > MOST_SETTINGS:
         raise SettingError(
@@ -230,10 +227,7 @@ def marginal(
             f"limit is {MOST_SETTINGS:,}: name the values to use, as at={{{columns[-1]!r}: [...]}}."
         )
     grid = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
-    if slope:
-        estimates = [_slope(averaged, first, setting) for setting in grid]
-    else:
-        estimates = [averaged.at(setting) for setting in grid]
+    estimates = [_slope(averaged, first, s) if slope else averaged.at(s) for s in grid]
     labels = [tuple(setting.get(name, name) for name in columns) for setting in grid]
     quantity = _quantity(post) if parameter is None else f"{parameter} of {post.outcome_name()}"
     quantity = f"slope of the {quantity} in {first}" if slope else quantity
@@ -304,16 +298,16 @@ def contrast(
                 f"an odds ratio needs probabilities, and {type(family).__name__} does not "
                 "predict probabilities; use 'difference' or 'ratio'."
             )
-    settings = 0 if between is None else len(_listed(between))
+    asked = None if between is None else _listed(between)
+    settings = len(asked or ())
     averaged = _averages(
         post, [column], data, draws, subsample, random_seed, groups, settings, given
     )
     rows = averaged.rows
     values, levels = rows.values(column), rows.levels(column)
-    between = None if between is None else _listed(between)
-    if between is not None and len(between) < 2:
+    if asked is not None and len(asked) < 2:
         raise SettingError("a contrast needs two values or more; the first of them is the base.")
-    if between is None and not levels:
+    if asked is None and not levels:
         if pairs:
             raise SettingError(
                 f"{column!r} holds numbers: name those to compare, as between=[...]."
@@ -321,8 +315,7 @@ def contrast(
         found = {"": averaged.of({column: values}), "+1": averaged.of({column: values + 1})}
         names = {"+1": ("", "+1")}
     else:
-        chosen = between if between is not None else _all_levels(column, levels)
-        chosen = _as_levels(column, chosen, levels)
+        chosen = _values_of(rows, column, asked, False)
         found = {str(value): averaged.at({column: value}) for value in chosen}
         sign = " - " if comparison == "difference" else " / "
         bases = combinations(found, 2) if pairs else ((str(chosen[0]), str(v)) for v in chosen[1:])

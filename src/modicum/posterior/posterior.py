@@ -32,51 +32,34 @@ from modicum.posterior.refit import kfold, update
 from modicum.posterior.report import report
 from modicum.posterior.summary import hypothesis, learning_curve, summary
 
-# Attributes that posteriors have in other libraries, and what to use here instead.
-SUMMARY = 'post.summary("beta"), or post["beta"] for the draws'
 DRAWS = 'post.draws, name to array (chain, draw, ...), or post["beta"]'
-DATATREE = "post.to_datatree()"
-
-INSTEAD = {
-    # brms, rstanarm, lme4
-    "fixef": SUMMARY,
-    "ranef": "post.effects(group)",
-    "VarCorr": 'post.summary(["group_sd", "group_cor"])',
-    "coef": SUMMARY,
-    "conditional_effects": "post.marginal(column), and plots.effect",
-    "pp_check": "post.ppc()",
-    "posterior_predict": "post.predictive(table)",
-    "posterior_epred": "post.predict(table)",
-    "as_draws_df": DRAWS,
-    "waic": "post.loo()",
-    "bridge_sampler": "post.log_evidence()",
-    "prior_summary": 'post.tuning["priors"]',
-    # PyMC, bambi, CmdStanPy, NumPyro
-    "posterior": DRAWS + ", or " + DATATREE,
-    "sample_posterior_predictive": "post.predictive(table)",
-    "posterior_predictive": "post.predictive(table)",
-    "prior_predictive": "post.predictive(table, prior=True)",
-    "to_inference_data": DATATREE,
-    "to_arviz": DATATREE,
-    "to_inferencedata": DATATREE,
-    "idata": DATATREE,
-    "get_samples": DRAWS,
-    "samples": DRAWS,
-    "stan_variable": DRAWS,
-    "stan_variables": DRAWS,
-    "print_summary": "print(post.summary())",
-    "plot_trace": "arviz_plots.plot_trace(" + DATATREE + ")",
-    "plot": "modicum.plots, such as plots.forest(post)",
-    # scikit-learn, statsmodels
-    "params": SUMMARY,
-    "coef_": SUMMARY,
+# Attributes that posteriors have in brms, rstanarm, lme4, PyMC, bambi, CmdStanPy, NumPyro,
+# scikit-learn and statsmodels, and what to use here instead.
+INSTEAD_OF = {
+    "fixef coef coef_ params": 'post.summary("beta"), or post["beta"] for the draws',
     "intercept_": 'post.mean("intercept")',
     "bse": 'post.sd("beta")',
     "conf_int": "post.summary(prob=0.95)",
+    "print_summary": "print(post.summary())",
+    "VarCorr": 'post.summary(["group_sd", "group_cor"])',
+    "ranef": "post.effects(group)",
+    "as_draws_df get_samples samples stan_variable stan_variables": DRAWS,
+    "posterior": f"{DRAWS}, or post.to_datatree()",
+    "to_inference_data to_arviz to_inferencedata idata": "post.to_datatree()",
+    "posterior_epred get_prediction": "post.predict(table)",
     "predict_proba": "post.predict(table).mean",
-    "get_prediction": "post.predict(table)",
+    "posterior_predict sample_posterior_predictive posterior_predictive": "post.predictive(table)",
+    "prior_predictive": "post.predictive(table, prior=True)",
+    "conditional_effects": "post.marginal(column), and plots.effect",
+    "pp_check": "post.ppc()",
     "resid": 'post.ppc(by="column")',
+    "waic": "post.loo()",
+    "bridge_sampler": "post.log_evidence()",
+    "prior_summary": 'post.tuning["priors"]',
+    "plot_trace": "arviz_plots.plot_trace(post.to_datatree())",
+    "plot": "modicum.plots, such as plots.forest(post)",
 }
+INSTEAD = {name: text for names, text in INSTEAD_OF.items() for name in names.split()}
 
 
 @dataclass(repr=False, eq=False)

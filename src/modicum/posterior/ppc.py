@@ -548,11 +548,9 @@ def _value_table(
 
 
 def _frame(
-    total: np.ndarray,
-    prob: float,
-    index: Sequence[object] | np.ndarray | range,
-    weights: np.ndarray,
+    total: np.ndarray, prob: float, index: Sequence[object] | np.ndarray, weights: np.ndarray
 ) -> pd.DataFrame:
+    """Tabulate what was observed, the first line of `total`, and what was drawn."""
     drawn = total[None, 1:]
     low, high = weighted_quantile(drawn, weights, ends_of(prob))
     mean = weighted_mean(drawn, weights)
@@ -596,14 +594,10 @@ def survival_table(
     predictor = survival_predictor(post, "survival", at.tolist())
     source = OutcomeDraws.affordable(post, averaged.as_it_is, draws, predictor=predictor)
     chances = Averages(averaged, lambda batch: source.expected(batch)[0], source.weights, {}).of({})
-    lower, upper = weighted_quantile(chances.by_draw[None], source.weights, ends_of(prob))
-    columns = {
-        "mean": weighted_mean(chances.by_draw[None], source.weights),
-        "lower": lower,
-        "upper": upper,
-        "kaplan_meier": kaplan_meier(y, high == y, weight, at),
-    }
-    return pd.DataFrame(columns, index=pd.Index(at, name="time"))
+    seen = kaplan_meier(y, high == y, weight, at)
+    table = _frame(np.vstack([seen, chances.by_draw]), prob, at, source.weights)
+    names = {"predicted": "mean", "lower": "lower", "upper": "upper", "observed": "kaplan_meier"}
+    return table[list(names)].rename(columns=names).rename_axis("time")
 
 
 def kaplan_meier(

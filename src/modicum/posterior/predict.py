@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.special import ndtri
 
 from modicum.arguments import Count, Share
 from modicum.diagnostics.weighted import (
@@ -277,8 +278,6 @@ def _normal_scores(number: int, predictors: int) -> np.ndarray:
 
     The shape is (number, predictors).
     """
-    from scipy.special import ndtri  # slow to import
-
     rng = generator(0, Stream.NEW_GROUPS)
     orders = np.stack([rng.permutation(number) for _ in range(predictors)], axis=1)
     return np.asarray(ndtri((orders + 0.5) / number))

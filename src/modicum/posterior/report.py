@@ -500,10 +500,7 @@ def _coefficients(estimates: pd.DataFrame) -> list[Markup]:
 
 def _cost(post: FittedDraws) -> list[Markup]:
     ledger = post.ledger
-    lines = [
-        [purpose, kind, f"{n:,}", f"{n / ledger.rows:,.1f}"]
-        for (purpose, kind), n in ledger.counts.items()
-    ]
+    _, *lines = ledger.lines()
     text = f"{ledger.evaluations:,} {ledger.unit} evaluations: {ledger.passes:,.1f} passes"
     if ledger.share is not None:
         text += f", {ledger.share:.2%} of what HMC on all rows with the same trajectories costs"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import numpy as np
+from scipy.special import chdtrc
 
 from modicum.arrays import expansion
 from modicum.diagnostics.weighted import tabulated
@@ -257,8 +258,6 @@ def _missed(
     smooth: Smooth, x: np.ndarray, counts: np.ndarray, g: np.ndarray, h: np.ndarray
 ) -> tuple[float, float]:
     """Return the size of what a smooth misses, and the chance of it where nothing is missed."""
-    from scipy.special import chdtrc  # of scipy.stats, which takes seconds to import
-
     (low, high), k = smooth.bounds[0], len(smooth.state["variables"][0]["roots"])
     held, finer = (Basis(low, high, size).at(np.clip(x, low, high)) for size in (k, 2 * k - 3))
     information = counts * np.maximum(-h, 0.0)
