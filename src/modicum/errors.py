@@ -150,8 +150,11 @@ class ModicumWarning(UserWarning):
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:  # as json.loads returns it
-        """Undo `to_dict`."""
-        return cls(saved["code"], saved["sentence"], saved["remedy"], **saved["numbers"])
+        """Undo `to_dict`; raise a TypeError if its parts are not texts."""
+        texts = [saved[part] for part in ("code", "sentence", "remedy")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("its warnings are not sentences")
+        return cls(*texts, **saved["numbers"])
 
 
 def listed(

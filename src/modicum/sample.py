@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -18,7 +18,7 @@ import numpy as np
 
 from modicum.arguments import Count, Positive, Rule, at_least, check_settings, names_checked
 from modicum.digest import Digest
-from modicum.errors import ModicumWarning, SettingError, is_whole, warn, whole_number
+from modicum.errors import ModicumWarning, SettingError, is_whole, listed, warn, whole_number
 from modicum.files import Json
 from modicum.ledger import Ledger
 from modicum.methods import METHODS, Auto, Method, resolve
@@ -465,20 +465,18 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
     return where
 
 
-def _captured(target: Target) -> list[ModicumWarning]:
+@listed
+def _captured(target: Target) -> Iterator[ModicumWarning]:
     """Warn if a model's functions capture large arrays, which are compiled as constants."""
     size = 0 if target.trace is None else target.trace.captured_bytes
-    if size < CAPTURED:
-        return []
-    return [
-        ModicumWarning(
+    if size >= CAPTURED:
+        yield ModicumWarning(
             "captured-arrays",
             f"the model's functions have captured {size / 2**20:,.0f} MB of arrays, which are "
             "compiled into every function as constants and may take minutes to compile",
             "put what belongs to a row into a field of mo.Rows, which functions get as `batch`",
             bytes=size,
         )
-    ]
 
 
 def _identity(
@@ -513,8 +511,7 @@ def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     shapes = target.reported_shapes
     empty = {name: np.zeros((1, 1, *s.shape)) for name, s in shapes.items()}
     labels = tidy_labels(target.model.labels(rows), empty)
-    named = (scalar_names(name, s.shape, labels) for name, s in shapes.items())
-    return tuple(name for group in named for name in group)
+    return tuple(line for k, s in shapes.items() for line in scalar_names(k, s.shape, labels))
 
 
 def _chains(

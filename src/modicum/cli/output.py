@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -99,8 +100,7 @@ def show(
     say.print(cost_line(post))
     names = ["posterior", "summary.csv", *(["report.html"] if report else [])]
     *first, last = (str(out / name) for name in names)
-    written = f"Wrote {', '.join(first)} and {last}."
-    say.print(written)
+    say.print(f"Wrote {', '.join(first)} and {last}.")
     print_warnings(post)
 
 
@@ -185,12 +185,9 @@ def saved_posterior(run: Path) -> Posterior:
 
 def summary_json(post: Posterior, table: pd.DataFrame) -> str:
     """Return the summary, the warnings, the cost and the settings as JSON."""
-    lines = {
-        str(name): {column: _number(value) for column, value in line.items()}
-        for name, line in table.to_dict("index").items()
-    }
+    finite = table.astype(object).where(np.isfinite(table), None)  # JSON has no NaN
     page = {
-        "parameters": lines,
+        "parameters": finite.to_dict("index"),
         "warnings": [doubt.to_dict() for doubt in post.warnings],
         "rows": post.settings.get("rows", post.ledger.rows),
         "evaluations": post.ledger.evaluations,
@@ -198,11 +195,6 @@ def summary_json(post: Posterior, table: pd.DataFrame) -> str:
         "settings": {k: v for k, v in post.settings.items() if _is_plain(v)},
     }
     return json.dumps(page, indent=1)
-
-
-def _number(value: float) -> float | None:
-    """Return a number for JSON, which has no NaN: None if it is not finite."""
-    return float(value) if math.isfinite(value) else None
 
 
 def _is_plain(value: object) -> bool:

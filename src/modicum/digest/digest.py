@@ -222,15 +222,12 @@ class Digest:
 
     @in_double_precision
     def _expand(self, target: Target, start: np.ndarray) -> Curvature:
-        size, likelihood_size = target.size, len(self.total.A)
-        A, B = np.zeros(size), np.zeros((size, size))
-        A[:likelihood_size], B[:likelihood_size, :likelihood_size] = self.total.A, self.total.B
+        more = (0, target.size - len(self.total.A))  # parameters of the prior alone
+        A, B = np.pad(self.total.A, more), np.pad(self.total.B, more)
         flat = flat_prior(target)
-        if flat is None:
-            prior = expanded_prior(target, start)
-            return Curvature(start, self.total.C, A, B, *prior)
-        at = Curvature(start, self.total.C, A, B, *flat.expanded(start))
-        return settle(at, target, flat)[0]
+        prior = expanded_prior(target, start) if flat is None else flat.expanded(start)
+        at = Curvature(start, self.total.C, A, B, *prior)
+        return at if flat is None else settle(at, target, flat)[0]
 
     @in_double_precision
     def error_at(self, target: Target, point: np.ndarray, factor: np.ndarray) -> float:
@@ -316,9 +313,7 @@ class Digest:
             )
         places, anchors = [], list(self.anchors)
         for anchor in other.anchors:  # anchors that both digests have are kept once
-            same = [
-                k for k, other_anchor in enumerate(anchors) if np.array_equal(other_anchor, anchor)
-            ]
+            same = [k for k, known in enumerate(anchors) if np.array_equal(known, anchor)]
             places.append(same[0] if same else len(anchors))
             anchors += [] if same else [anchor]
         joined = replace(

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 import jax.numpy as jnp
 import numpy as np
@@ -361,30 +362,23 @@ def removed_sums(
         return RemovedSums(expand_at(anchors[0], rows))
     parts, stands_for = _anchors_known(rows, pool)
     unknown = [expand_at(anchor, rows) for anchor in anchors]
-    total: Quadratic | None = None
+    found = []  # of the rows that came from each anchor
     for part in np.unique(parts[parts >= 0]):
         rows_of_part = rows.subset(np.flatnonzero(parts == part))
-        for k, anchor in enumerate(anchors):
-            part_sums = expand_at(anchor, rows_of_part)
-            unknown[k] = unknown[k] - part_sums
-            if k == part:
-                total = part_sums if total is None else total + part_sums
+        known = [expand_at(anchor, rows_of_part) for anchor in anchors]
+        unknown = [rest - own for rest, own in zip(unknown, known, strict=True)]
+        found.append(known[part])
     if not (parts < 0).any():
-        assert total is not None
-        return RemovedSums(total)
+        return RemovedSums(reduce(add, found))
     counts = np.bincount(parts[parts >= 0], minlength=len(anchors))
     others = np.bincount(pool.part, weights=pool.size, minlength=len(anchors))
     share = stands_for if stands_for.sum() > 0 else others
-    share = share / share.sum()
-    for k, rest in enumerate(unknown):
-        part_of_it = Quadratic(rest.point, share[k] * rest.C, share[k] * rest.A, share[k] * rest.B)
-        total = part_of_it if total is None else total + part_of_it
-    assert total is not None
+    for s, rest in zip(share / share.sum(), unknown, strict=True):
+        found.append(Quadratic(rest.point, s * rest.C, s * rest.A, s * rest.B))
     smooth = (counts + 1) / (counts.sum() + len(anchors))  # an anchor without rows found gets some
     error = np.sqrt(smooth * (1 - smooth) / (counts.sum() + len(anchors)))
-    return RemovedSums(
-        total, tuple(rest - unknown[0] for rest in unknown[1:]), tuple(map(float, error[1:]))
-    )
+    apart = tuple(rest - unknown[0] for rest in unknown[1:])
+    return RemovedSums(reduce(add, found), apart, tuple(map(float, error[1:])))
 
 
 def _anchors_known(rows: Rows, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
