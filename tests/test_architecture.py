@@ -45,15 +45,15 @@ ORDER = (  # from the top down; packages on one line may use each other
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_069,
-    "rows": 6_961,
+    "rows": 6_928,
     "methods": 6_525,
-    "posterior": 5_825,
+    "posterior": 5_762,
     "kernels": 3_745,
     "passes": 2_906,
-    "": 3_428,
+    "": 3_422,
     "run": 1_338,
-    "cli": 1_068,
-    "digest": 872,
+    "cli": 1_063,
+    "digest": 861,
     "linalg": 697,
     "diagnostics": 666,
 }
@@ -69,7 +69,7 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     for times, names in {
         11: "LevelArray",
         10: "Rows",
-        9: "Call",
+        8: "Call",
         5: "ColumnArray LinearPredictorModel ShrunkPrior",
         4: "Digest LinearTaylor",
         3: "HMCMove Point ScaleFamily",
