@@ -227,13 +227,17 @@ def test_draws_with_effects_integrated_out_agree_with_quadrature():
     assert not np.all(errors(post, *by_quadrature(few_groups(60, 3, 0.5))) < 4)
 
 
-def quadratic_of(groups, draws, slope, bend):
-    """Average a log-likelihood that differs by a known quadratic from that of the expansion."""
-    table = few_groups(groups, 20, 0.5)
-    rows = read_formula("y ~ (1 | g)", table, progressbar=False)
+def expanded(groups):
+    """Return a task with groups of twenty rows, and its quadratic at the mode."""
+    rows = read_formula("y ~ (1 | g)", few_groups(groups, 20, 0.5), progressbar=False)
     task = task_of(model_for(rows, "logistic", PRIORS, "explicit").model, rows)
     with jax.enable_x64(True):
-        pooled = nested_draws.Pooled.of(task.target, task.anchor_at_mode())
+        return task, nested_draws.Pooled.of(task.target, task.anchor_at_mode())
+
+
+def quadratic_of(groups, draws, slope, bend):
+    """Average a log-likelihood that differs by a known quadratic from that of the expansion."""
+    pooled = expanded(groups)[1]
     scales = nested_draws.ScaleDensity.of(pooled)
     drawn = nested_draws.nested_draws(pooled, scales, np.random.default_rng(1), (draws, 1))
     c = drawn.t[:, 0, : len(pooled.pull)]
@@ -268,6 +272,24 @@ def test_information_is_mended_where_it_is_negative():
     assert np.linalg.eigvalsh(mended.dense()).min() > 0 > np.linalg.eigvalsh(dense).min()
     positive = ArrowMatrix.of(dense + 0.3 * np.eye(3))
     assert nested_draws._concave(positive) is positive
+
+
+def test_information_mended_for_one_quadratic_may_be_an_arrow_for_the_next(monkeypatch):
+    """That of kidney catheters with slopes by patient ended in an error of NumPy."""
+    task, pooled = expanded(8)
+
+    def following(before):
+        with jax.enable_x64(True):
+            return before.bent(task.sums, task.anchor_at_mode(), before.start, [0])
+
+    arrow = following(pooled)
+    h = arrow.start + np.array([[0.0, 0.0], [0.5, -0.1]])
+    monkeypatch.setattr(nested_draws, "_concave", lambda found: ArrowMatrix.of(found.dense()))
+    dense = following(pooled)
+    assert pooled.information.levels == arrow.information.levels == 8 > dense.information.levels
+    np.testing.assert_allclose(dense.log_marginals(h), arrow.log_marginals(h), rtol=1e-9)
+    with pytest.raises(ValueError, match="broadcast"):
+        replace(dense, common=pooled.common).log_marginals(h)
 
 
 def test_scales_far_below_all_others_are_conditioned_on_without_overflow():

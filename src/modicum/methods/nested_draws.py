@@ -292,9 +292,11 @@ class Pooled:
         if min(len(at) for at, _ in along) < FEWEST_PLACES:
             return None
         dense = np.pad(first.curved, (0, target.size - size))
+        information = _concave(in_layout(dense, target.arrow_of_effects).leading(size))
         return replace(
             self,
-            information=_concave(in_layout(dense, target.arrow_of_effects).leading(size)),
+            information=information,
+            common=information.diagonal_like(np.zeros(size)),  # one may be an arrow, and one dense
             start=np.concatenate([h[: len(anchor.point) - size], anchor.point[places]]),
             spread=np.concatenate([anchor.sd[size:], anchor.sd[places]]),
             bends=Bends(places, anchor.point[places], axes, along),
