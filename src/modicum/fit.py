@@ -287,6 +287,7 @@ def model_for(
         "modelled": tuple(name for name, _ in encoding.others if name in explained),
         "without_intercept": tuple(name for name, intercept in encoding.others if not intercept),
         "observed": model.partial_among(encoding.fields),
+        "smooths": tuple(SmoothTerm(*smooth) for smooth in encoding.smooths),
     }
     if priors is not None:
         changes["priors"] = priors
@@ -302,9 +303,6 @@ def model_for(
     model = replace(model, **changes)
     model.check_parameters(name for name, _ in encoding.others)
     _check_outcome(model, encoding)
-    smooths = tuple(SmoothTerm(*smooth) for smooth in encoding.smooths)
-    if smooths:
-        model = replace(model, smooths=smooths)
     if not encoding.groups:
         if groups is not None:
             raise SettingError(

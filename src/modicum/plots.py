@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import ndtri
 
 from modicum.arguments import Count, Share, arguments_checked
 from modicum.diagnostics.weighted import ends_of
@@ -76,6 +77,7 @@ METHOD_COLOURS = {
 STEP = 0.1  # e: residuals are accurate to e^2, and rounding is 1e-16 / e^2
 ROUNDING = 1e-13  # smaller residuals, relative to the row's log-likelihood, count as zero
 MOMENTS = 60  # points along an error curve
+WIDEST = 1.6  # limit of a plot of shrinkage, in multiples of the largest posterior mean
 
 
 def colour_of(method: str | Posterior) -> str:
@@ -541,9 +543,10 @@ def shrinkage(
     rows = post.rows_of_fit(None, "a plot of shrinkage")
     effects = post.effects(group, levels=levels, prob=prob)
     name = _effect_name(post, group, effect)
-    shrunk = group_effects.shrinkage(post, rows, group, name, effects)
-    raw, (wide, edge) = shrunk.unpooled, shrunk.limits(prob)
-    counts, mean = (shrunk.table[column].to_numpy() for column in ("rows", "mean"))
+    table, raw, sd = group_effects.shrinkage(post, rows, group, name, effects)
+    counts, mean = (table[column].to_numpy() for column in ("rows", "mean"))
+    wide = float(ndtri((1 + prob) / 2)) * sd  # which new levels exceed with probability 1 - prob
+    edge = 1.15 * max(wide, WIDEST * float(np.abs(mean).max()))
     colour = colour_of(post)
     ax = new_axes(ax)
     inside = np.clip(raw, -edge, edge)

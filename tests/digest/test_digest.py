@@ -457,7 +457,7 @@ def swap(first, second):
     lambda p: p.update(arrays={"dict": []}),
     lambda p: p.update(fields={"dict": []}),
     lambda p: p.update(ledger=[]),
-    lambda p: p.update(notes=[{"code": 1}]),
+    lambda p: p.update(notes=[{"code": 1, "sentence": "", "remedy": "", "numbers": {}}]),
     lambda p: p.update(units={"dict": [["weight", 1.0]]}),
     swap("point", "size"),
     swap("stratum", "part"),

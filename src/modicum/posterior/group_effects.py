@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -438,38 +438,23 @@ def _average(rows: Rows | None, why: str, of: Callable[[Rows, Batch], np.ndarray
 
 
 MOST_LEVELS = 400  # levels whose unpooled effects are computed
-WIDEST = 1.6  # limit of a plot, in multiples of the largest posterior mean
-
-
-class Shrinkage(NamedTuple):
-    """Effects of levels beside their unpooled estimates.
-
-    Attributes
-    ----------
-    table
-        One effect of some levels, as `Posterior.effects` tabulates it.
-    unpooled
-        The effects that best fit the rows of their own level; infinite if none does.
-    sd
-        Standard deviation of the effects in the population, the median of its draws.
-    """
-
-    table: pd.DataFrame
-    unpooled: np.ndarray
-    sd: float
-
-    def limits(self, prob: float) -> tuple[float, float]:
-        """Return the bound of new levels' effects with probability `prob`, and a plot's limit."""
-        wide = float(ndtri((1 + prob) / 2)) * self.sd
-        return wide, 1.15 * max(wide, WIDEST * float(np.abs(self.table["mean"]).max()))
 
 
 def shrinkage(
     post: FittedDraws, rows: Rows, group: str, effect: str, table: pd.DataFrame
-) -> Shrinkage:
+) -> tuple[pd.DataFrame, np.ndarray, float]:
     """Compute unpooled effects of a group's levels; of many levels, a choice from few rows to many.
 
     `table` is that of `Posterior.effects`, with the number of rows of each level.
+
+    Returns
+    -------
+    table
+        The lines of this effect and of the chosen levels.
+    unpooled
+        The effects that best fit the rows of their own level; infinite if none does.
+    sd
+        Standard deviation of the effects in the population, the median of its draws.
     """
     names = effect_names(post.fitted_model(), group)
     lines = one_effect(table, effect)
@@ -482,8 +467,7 @@ def shrinkage(
     assert entries is not None
     sd = float(post.quantile("group_sd", 0.5)[entries.index(effect)])
     lines, k = lines.iloc[places], names.index(effect)
-    raw = _unpooled_effects(post, rows, group, k, lines.index, pooled, sd)
-    return Shrinkage(lines, raw, sd)
+    return lines, _unpooled_effects(post, rows, group, k, lines.index, pooled, sd), sd
 
 
 def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:

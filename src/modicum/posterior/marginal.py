@@ -410,8 +410,10 @@ def _averages(
     if drawn.weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")
     fixed = _given(given, columns, averaged)
+    groupings = () if post.encoding is None else post.encoding.groupings
+    made_of = {grouping.field: grouping.columns for grouping in groupings}
     for known in drawn.effects:
-        integrated = {*columns, *fixed} & set(averaged.columns_of(known.field))
+        integrated = {*columns, *fixed}.intersection(made_of.get(known.field, (known.field,)))
         if integrated:
             raise SettingError(
                 f"{min(integrated)!r} is part of a grouping factor whose effects were integrated "

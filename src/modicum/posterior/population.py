@@ -282,10 +282,6 @@ class TablePopulation:
             batch["weight"] = self.as_it_is.whole()["weight"]  # rows count as they did
         return batch
 
-    def columns_of(self, group: str) -> tuple[str, ...]:
-        """Return the columns that define a grouping factor."""
-        return next(g.columns for g in self.encoding.groupings if g.field == group)
-
     @property
     def as_it_is(self) -> AlignedRows:
         """The rows, encoded as those of the fit were."""
@@ -365,10 +361,6 @@ class ArrayPopulation:
     def levels(self, name: str) -> tuple[Level, ...]:
         """Return the levels of a factor; empty for numbers."""
         return self.factors.get(name, ())
-
-    def columns_of(self, group: str) -> tuple[str, ...]:
-        """Return the columns that define a grouping factor: itself."""
-        return (group,)
 
     def setting(self, changes: Mapping[str, np.ndarray]) -> Batch:
         """Return the rows with columns of x, or the codes of factors, set to these values."""

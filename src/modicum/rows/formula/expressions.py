@@ -497,13 +497,11 @@ call functions by name only, as in log(x): compute such a column first.
 
 def function_of(call: ast.Call) -> str | None:
     """Return the name of the function called, without np: log for np.log."""
-    if isinstance(call.func, ast.Name):
-        return call.func.id
-    head = call.func
-    if not isinstance(head, ast.Attribute) or not isinstance(head.value, ast.Name):
-        return None
-    if head.value.id == "np":
-        return head.attr if head.attr in ROW_BY_ROW else f"np.{head.attr}"
+    match call.func:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id="np"), attr=name):
+            return name if name in ROW_BY_ROW else f"np.{name}"
     return None
 
 

@@ -71,13 +71,10 @@ class Neighbours:
     @cached_property
     def parts(self) -> tuple[Array, ...]:
         """The places of the levels of each connected part, in the order of their first levels."""
-        own = np.arange(self.size)  # the least level that each is known to be connected with
-        linked = (self.weights > 0) | np.eye(self.size, dtype=bool)
-        while True:
-            least = np.where(linked, own, self.size).min(axis=1)
-            if np.array_equal(least, own):
-                return tuple(np.flatnonzero(own == first) for first in np.unique(own))
-            own = least
+        from scipy.sparse.csgraph import connected_components  # slow to import
+
+        count, own = connected_components(self.weights, directed=False)
+        return tuple(np.flatnonzero(own == part) for part in range(count))
 
     @cached_property
     def matrix(self) -> Array:
