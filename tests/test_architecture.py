@@ -45,12 +45,12 @@ ORDER = (  # from the top down; packages on one line may use each other
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_069,
-    "rows": 6_928,
+    "rows": 6_922,
     "methods": 6_527,
-    "posterior": 5_762,
+    "posterior": 5_751,
     "kernels": 3_745,
     "passes": 2_906,
-    "": 3_422,
+    "": 3_423,
     "run": 1_338,
     "cli": 1_063,
     "digest": 861,
