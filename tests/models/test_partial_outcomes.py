@@ -340,6 +340,36 @@ def test_outcomes_are_drawn_within_bounds():
     assert free.min() < 0.1
 
 
+@pytest.mark.parametrize("name", ["Gaussian", "Weibull", *slowly("StudentT", "Gamma", "Poisson")])
+def test_outcomes_are_drawn_within_bounds_that_none_reaches_by_chance(name):
+    """Draws outside the bounds were once repeated 10,000 times, and then refused."""
+    rng, model = np.random.default_rng(5), getattr(M, name)(observed=("lb", "ub"))
+    eta, law = _predictors(name)
+    lb, ub = law.isf(1e-7), law.isf(1e-10)
+    eta = np.broadcast_to(eta[:, : 1 + len(model.extras)], (40, N, 1 + len(model.extras)))
+    drawn = model.draw_rows(rng, eta, {"lb": lb, "ub": ub})
+    assert np.all((drawn >= lb) & (drawn <= ub))
+
+    def fits(y):
+        own = law.pmf(y) * rng.random(y.shape) if name in COUNTS else 0
+        all_above = law.sf(lb - (name in COUNTS))
+        share = (law.sf(y) + own - law.sf(ub)) / (all_above - law.sf(ub))
+        return stats.kstest(share.ravel(), "uniform").pvalue > 1e-3
+
+    assert fits(drawn)
+    evenly = np.floor(lb + (ub + 1 - lb) * rng.random(drawn.shape))
+    assert not fits(np.minimum(evenly, ub))
+
+
+def test_outcomes_with_a_mass_at_their_least_value_reach_it_exactly():
+    model = M.HurdleGamma(observed=("ub",))
+    eta = np.broadcast_to([30.0, 2.0, -1.0], (200, 1, 3))
+    drawn = model.draw_rows(np.random.default_rng(6), eta, {"ub": np.ones(1)})
+    assert np.all(drawn == 0)
+    free = model.draw_rows(np.random.default_rng(6), eta, {"ub": np.full(1, np.inf)})
+    assert 0.6 < np.mean(free > 1) < 0.85
+
+
 def test_outcomes_of_new_rows_are_whole_and_need_their_bounds():
     rng = np.random.default_rng(2)
     times = rng.exponential(1.0, 600)
@@ -353,3 +383,5 @@ def test_outcomes_of_new_rows_are_whole_and_need_their_bounds():
     post = mo.fit("y | trunc(ub=most) ~ 1", short, "exponential", **settings)
     refused(DataError, "field 'ub', which these rows lack", post.predictive, short[["y"]])
     assert post.predictive(short[["most"]]).max() <= 1.5
+    none = pd.DataFrame({"most": [1.0, -1.0]})
+    refused(DataError, "bounds of row 1 are -inf and -1, between which", post.predictive, none)

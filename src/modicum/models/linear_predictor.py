@@ -38,6 +38,7 @@ from modicum.models.observed import (
     check_part,
     draw_within,
     log_density_of_part,
+    outcome_within,
     refuse_constant,
     refuse_mistaken_fields,
     tails_everywhere,
@@ -53,10 +54,11 @@ from modicum.models.priors.resolved import (
 from modicum.models.separation import find_silent_counts
 from modicum.models.terms import check_groups, common_columns
 from modicum.rows import Rows
-from modicum.runtime import Array
+from modicum.runtime import Array, computed_on_cpu, jit
 
 Draws: TypeAlias = Mapping[str, np.ndarray]  # of reported parameters
 MeanOutcome: TypeAlias = Callable[[], float]  # which may take a pass over the rows
+BLOCK = 1024  # outcomes within bounds that are found together
 Derivatives: TypeAlias = tuple[jax.Array, ...]  # f and its derivatives, elementwise over rows
 NEW_GROUP_NODES = 21  # quadrature nodes that average over the effects of new groups
 MANY_NODES = 1_024  # quasi-random ones, of groups in more than two predictors
@@ -281,20 +283,35 @@ class LinearPredictorModel(CoefficientPriors):
             return self.log_density(eta, y)
         known = dict(zip(self.row_fields, y, strict=True))
         eta = self.with_error(eta, known)
+        of, tails = (self._of_outcome(f, eta, known) for f in (self.log_density, self.log_tails))
+        return log_density_of_part(of, tails, known, self.support)
+
+    def _of_outcome(
+        self, function: Callable[..., Any], eta: jax.Array, known: Mapping[str, jax.Array]
+    ) -> Callable[[jax.Array], Any]:
+        """Return a function of the outcome of one row, given the other fields of its outcome."""
         others = [known[field] for field in self.outcome_fields[1:]]
-
-        def of(function: Callable[..., Any]) -> Callable[[jax.Array], Any]:
-            return lambda y: function(eta, jnp.stack([y, *others]) if others else y)
-
-        return log_density_of_part(of(self.log_density), of(self.log_tails), known, self.support)
+        return lambda y: function(eta, jnp.stack([y, *others]) if others else y)
 
     def draw_rows(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw an outcome for each vector of predictors, within the bounds that its row has."""
+        eta = self.eta_with_error(eta, batch)
+        if not {"lb", "ub"}.intersection(self.observed):
+            return self.draw_outcomes(rng, eta, batch)
 
-        def draw(eta: np.ndarray, batch: Batch) -> np.ndarray:
-            return self.draw_outcomes(rng, self.eta_with_error(eta, batch), batch)
+        def within(eta: np.ndarray, batch: Batch) -> np.ndarray:
+            drawn = len(eta)
+            size = -(-drawn // BLOCK) * BLOCK  # in blocks, so as to compile once
+            known = {name: np.resize(field, size) for name, field in batch.items()}
+            eta, shares = np.resize(eta, (size, eta.shape[-1])), rng.random(size)
+            found = np.empty(size)
+            for at in (slice(i, i + BLOCK) for i in range(0, size, BLOCK)):
+                some = {name: field[at] for name, field in known.items()}
+                found[at] = _within(self, eta[at], some, shares[at])
+            return found[:drawn]
 
-        return draw_within(draw, eta, batch) if self.observed else draw(eta, batch)
+        known = {name: batch[name] for name in self.drawn_given}
+        return draw_within(partial(self.draw_outcomes, rng), within, eta, known)
 
     def matrix(self, batch: Batch) -> ModelMatrix:
         """Return the model matrix that `beta` multiplies, dense or coded.
@@ -698,6 +715,18 @@ def family_of(model: BaseModel) -> LinearPredictorModel:
     if not isinstance(family, LinearPredictorModel):
         raise SettingError(f"{type(family).__name__} does not say what its variance is.")
     return family
+
+
+@computed_on_cpu
+@jit(static=0)
+def _within(family: LinearPredictorModel, eta: Array, known: Batch, share: Array) -> jax.Array:
+    """Return outcomes within the bounds of their rows, at these shares of their chances."""
+
+    def of_row(eta: jax.Array, known: Mapping[str, jax.Array], share: jax.Array) -> jax.Array:
+        tails = family._of_outcome(family.log_tails, eta, known)
+        return outcome_within(tails, known, family.support, share)
+
+    return jax.vmap(of_row)(*jax.tree.map(jnp.asarray, (eta, dict(known), share)))
 
 
 def _normal_nodes(dimensions: int) -> tuple[np.ndarray, np.ndarray]:

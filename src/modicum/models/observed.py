@@ -252,7 +252,8 @@ KNOWN_NOISE = ("se", "added_se")
 PARTIAL = (*CENSORED, *KNOWN_NOISE)
 NEVER = -1e30  # logarithm of a probability of 0, whose differences are numbers
 CLOSEST = 1e-15  # difference of two logarithms, of which rounding leaves nothing
-MOST_TRIES = 10_000  # draws per outcome until one is within its bounds
+NO_BOUNDS = {"lb": -np.inf, "ub": np.inf}
+TRIES = 300  # draws of an outcome, which take as long as one within its bounds
 TailsAt = Callable[[jax.Array], tuple[jax.Array, jax.Array]]  # log P(Y <= y) and log P(Y > y)
 Known = Mapping[str, jax.Array]  # the fields of one row
 
@@ -319,8 +320,48 @@ def _log_between(tails: TailsAt, low: jax.Array | None, high: jax.Array | None) 
     return jnp.where(sf_low < cdf_high, above, below)
 
 
+def outcome_within(tails: TailsAt, known: Known, support: Support, share: jax.Array) -> jax.Array:
+    """Return the outcome up to which this share of those within a row's bounds is.
+
+    The distribution function is inverted by bisection over all floating-point numbers in their
+    order, which halves wide bounds as fast as narrow ones.
+    """
+    lower, upper = known.get("lb"), jnp.asarray(known.get("ub", jnp.inf), share.dtype)
+    if lower is not None:
+        lower = support.before(jnp.asarray(lower, share.dtype))
+    tails = tails_everywhere(tails, support, known.get("trials"))
+    wanted = jnp.log(share) + _log_between(tails, lower, upper)
+
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        reached = _log_between(tails, lower, _number(middle)) >= wanted
+        return jnp.where(reached, low, middle), jnp.where(reached, middle, high)
+
+    ends = support.least if lower is None else lower, jnp.minimum(upper, np.finfo(np.float64).max)
+    _, high = jax.lax.fori_loop(0, 64, halve, tuple(_place(jnp.float64(end)) for end in ends))
+    # bounds include their ends
+    return jnp.maximum(_number(high), jnp.maximum(known.get("lb", -jnp.inf), support.low))
+
+
+def _place(number: jax.Array) -> jax.Array:
+    """Return the place of a number in double precision among all of these, as a whole number."""
+    return _mirrored(jax.lax.bitcast_convert_type(number, jnp.int64))
+
+
+def _number(place: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(_mirrored(place), jnp.float64)
+
+
+def _mirrored(bits: jax.Array) -> jax.Array:
+    return jnp.where(bits < 0, np.iinfo(np.int64).min - bits, bits)
+
+
 def draw_within(
-    draw: Callable[[np.ndarray, Batch], np.ndarray], eta: np.ndarray, batch: Batch
+    draw: Callable[[np.ndarray, Batch], np.ndarray],
+    within: Callable[[np.ndarray, Batch], np.ndarray],
+    eta: np.ndarray,
+    batch: Batch,
 ) -> np.ndarray:
     """Draw outcomes, again where they are outside the bounds of their rows, if these have any.
 
@@ -328,30 +369,36 @@ def draw_within(
     ----------
     draw
         Draws an outcome for each vector of predictors.
+    within
+        The same, within bounds; this takes long.
     eta
         Predictors (..., rows, predictors).
     batch
-        The fields of the rows.
+        The fields of the rows that their outcomes depend on.
     """
-    bounds = [np.asarray(batch[name], float) for name in ("lb", "ub") if name in batch]
     drawn = draw(eta, batch)
-    if not bounds:
-        return drawn
-    rows = np.broadcast_to(np.arange(eta.shape[-2]), drawn.shape)
-    low, high = np.asarray(batch.get("lb", -np.inf)), np.asarray(batch.get("ub", np.inf))
-    low, high = (np.broadcast_to(bound, eta.shape[-2]) for bound in (low, high))
-    for _ in range(MOST_TRIES):
-        outside = (drawn < low[rows]) | (drawn > high[rows])
-        if not outside.any():
-            return drawn
-        of_rows = rows[outside]
-        some = {name: np.asarray(field)[of_rows] for name, field in batch.items()}
-        drawn[outside] = draw(eta[outside], some)
-    raise DataError(
-        f"no outcome within the bounds of row {int(rows[outside][0])} was drawn in {MOST_TRIES:,} "
-        "tries, so unlikely are they without bounds at some draw of the parameters: fit with "
-        "narrower priors (of the intercept and of the scale), or give the row wider bounds."
-    )
+    rows = np.broadcast_to(np.arange(eta.shape[-2]), drawn.shape).ravel()
+    flat, eta = drawn.ravel(), eta.reshape(-1, eta.shape[-1])
+    low, high = (np.broadcast_to(batch.get(k, x), drawn.shape[-1]) for k, x in NO_BOUNDS.items())
+    high = np.minimum(high, batch.get("trials", np.inf))
+
+    def outside(at: np.ndarray) -> np.ndarray:
+        return at[(flat[at] < low[rows[at]]) | (flat[at] > high[rows[at]])]
+
+    left = outside(np.arange(flat.size))
+    for again in (*[draw] * TRIES, within):
+        if not left.size:
+            return flat.reshape(drawn.shape)
+        some = {name: np.asarray(field)[rows[left]] for name, field in batch.items()}
+        flat[left] = again(eta[left], some)
+        left = outside(left)
+    if left.size:
+        row = rows[left[0]]
+        raise DataError(
+            f"the bounds of row {row} are {low[row]:g} and {high[row]:g}, between which there is "
+            "no outcome to draw: correct them."
+        )
+    return flat.reshape(drawn.shape)
 
 
 # Checks -----------------------------------------------------------------------------------
