@@ -284,6 +284,17 @@ def test_an_outcome_that_columns_give_away(frame):
         mo.fit("w ~ x", frame.assign(w=1 + 2 * frame["x"]), "gaussian", **SHORT)
 
 
+def test_an_outcome_that_groups_give_away():
+    """Sums of squares had no digits left, which ended in an IndexError."""
+    k, rng = np.arange(60) % 6, np.random.default_rng(1)
+    of_groups = pd.DataFrame({"w": 1.0 * k, "k": k})
+    with pytest.raises(mo.ConvergenceError, match="the columns give the outcome 'w' without noise"):
+        mo.fit("w ~ 1 + (1 | k)", of_groups, "gaussian", **SHORT)
+    noisy = of_groups.assign(w=k + 1e-3 * rng.normal(size=60))  # negative control
+    post = mo.fit("w ~ 1 + (1 | k)", noisy, "gaussian", **SHORT)
+    assert post.mean("scale") == pytest.approx(1e-3, rel=0.3)
+
+
 # Groups
 
 

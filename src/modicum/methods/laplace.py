@@ -59,6 +59,7 @@ from modicum.methods.nested_draws import (
     Pooled,
     ScaleDensity,
     ScaleKernels,
+    TooLittleNoiseError,
     has_pooled_scales,
     nested_draws,
     not_pooled,
@@ -627,7 +628,11 @@ class Laplace(Method):
         pooled = normal_given_scales(task)
         if pooled is None:
             return None
-        scales, where = ScaleDensity.of(pooled), Parameters(np.zeros(task.target.size))
+        try:
+            scales = ScaleDensity.of(pooled)
+        except TooLittleNoiseError:
+            return None
+        where = Parameters(np.zeros(task.target.size))
         density = NestedDensity(pooled, scales, where, notes_at_mode(task, pooled, scales))
         return Proposals.of(density, task, self._first)
 

@@ -73,12 +73,21 @@ STEEPER = 10.0  # most that a curvature is multiplied or divided by
 POINTS, REACHED = 9, 0.75  # of the interpolation in log rho, whose relative error is 10^-8
 
 
+class TooLittleNoiseError(ArithmeticError):
+    """So little noise is left of the outcomes' variation that sums of squares have no digits."""
+
+
 class Noise(NamedTuple):
     """Normal noise of an unknown scale, whose logarithm is the first of h."""
 
     rows: float  # their number, or the sum of their weights
     squares: float  # sum of squared residuals at the origin
     log_prior: Callable[[np.ndarray], np.ndarray]  # of its logarithm
+
+    def require_digits(self, log_scale: float) -> None:
+        """Refuse a scale whose squares are the rounding error of those at the origin."""
+        if self.rows * np.exp(2 * log_scale) < LEAST_SHARE * self.squares:
+            raise TooLittleNoiseError
 
     def log_densities(self, log_scale: np.ndarray) -> np.ndarray:
         """Log-likelihood at the origin plus the log-prior, for each logarithm of the scale."""
@@ -670,6 +679,7 @@ LONGEST = 1.0  # longest step of Newton's method in any scale
 SHORTER = np.array([1.0, 0.5, 0.25, 0.1])[:, None]  # shares of a step that are tried
 CLOSE = 0.1  # distance from the mode, in spreads of p~, that suffices
 LEAST_CURVATURE = 0.05  # of log p~ along an axis of h
+LEAST_SHARE = 1e-11  # of the squares at the origin, of which differences then have five digits
 NODES, FEW_NODES = 33, 13  # nodes of a table along an axis, and where each takes long
 REACH = 8.0  # how far a table reaches, in widths
 MESH = 2_000  # pieces into which a table is interpolated
@@ -750,6 +760,8 @@ class ScaleDensity(NamedTuple):
         """Tabulate p~ along its principal axes at the mode."""
         logs_at, nodes = pooled.log_marginals, FEW_NODES if pooled.is_dear else NODES
         mode, top, axes = find_mode(logs_at, pooled.start, np.minimum(STEP, pooled.spread))
+        if pooled.noise is not None:
+            pooled.noise.require_digits(mode[0])
         width = np.ones((2, len(mode)))  # left and right, such that log p~ falls by 2 at two widths
         sides = np.array([-1.0, 1.0])[:, None]
         for _ in range(1 if pooled.is_dear else 3):
@@ -872,6 +884,7 @@ def find_mode(
     return h, top, axes
 
 
+@np.errstate(invalid="ignore")  # where there is no density, which Newton's method steps back from
 def _expanded(
     log_densities: LogDensities, h: np.ndarray, unit: np.ndarray
 ) -> tuple[float, np.ndarray, np.ndarray]:

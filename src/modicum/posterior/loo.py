@@ -357,7 +357,8 @@ def loo(
     rows, drawn in proportion to the likely error of the approximation, correct it (difference
     estimator; Magnusson et al. 2019), so that no array of draws x rows is held. In a model
     with explicit effects of groups, single rows are left out; if effects were integrated out,
-    whole groups are.
+    whole groups are. A row of weight w counts w times: one of its repetitions is left out, or
+    the whole row if its weight is below 1.
 
     Parameters
     ----------
