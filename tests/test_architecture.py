@@ -44,9 +44,9 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_069,
+    "models": 8_119,
     "rows": 6_922,
-    "methods": 6_527,
+    "methods": 6_540,
     "posterior": 5_751,
     "kernels": 3_745,
     "passes": 2_906,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 666,
 }
 
-TESTS_BUDGET = 24_187  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_220  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
