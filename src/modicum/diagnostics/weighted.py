@@ -300,15 +300,11 @@ def _smooth_tails(log_weight: Floats, beyond: int) -> tuple[Floats, Floats]:
     vary = excess[:, _quarter(beyond)] > 0  # else hardly a weight is there, and no tail to fit
     excess = excess[vary]
     k[vary], scale = _fitted(excess)
-    smooth = cut[vary] + scale[:, None] * _quantile(_middle(beyond), k[vary, None])
+    middle = (np.arange(beyond) + 0.5) / beyond  # of equal steps of probability
+    smooth = cut[vary] + scale[:, None] * _quantile(middle, k[vary, None])
     values[vary] = np.minimum(np.log(smooth), values[vary, -1:])
     np.put_along_axis(log_weight, tail, values, axis=1)
     return log_weight, k
-
-
-def _middle(number: int) -> Floats:
-    """Probabilities in the middle of `number` equal steps."""
-    return (np.arange(number) + 0.5) / number
 
 
 def _quantile(at: Floats, k: Floats) -> Floats:

@@ -19,9 +19,9 @@ from modicum.kernels.moves import (
     Adaptation,
     AdaptationFlags,
     Density,
+    HMCMove,
     PathChances,
     adapt,
-    is_plain_hmc,
     longest_step,
     move_afresh,
     path_chances,
@@ -185,7 +185,7 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
     def chances(self, key: jax.Array, context: EnergyConservingContext) -> IterationChances:
         """Draw the random numbers of an iteration."""
         point, count = context.proxy.where.point, 2 * self.refreshes
-        is_hmc = is_plain_hmc(self.move)
+        is_hmc = type(self.move) is HMCMove  # a subclass may do otherwise
         of_move = path_size(point) if is_hmc else 0
         uniform = symmetric_uniforms(key, (count + of_move,), point.dtype)
         place = (1 + uniform[: self.refreshes]) / 2 * self.blocks

@@ -65,9 +65,9 @@ def move_afresh(
 ) -> tuple[Point, MoveInfo, jax.Array]:
     """Move from a position whose density is not yet known, keeping the density's by-products.
 
-    `chances` is a key unless `is_plain_hmc`. `density(z)` returns the log-density and by-products.
-    The last value returned is the number of evaluations: HMC needs none beyond those of its
-    trajectory.
+    `chances` is a key unless the move is `HMCMove` itself. `density(z)` returns the log-density and
+    by-products. The last value returned is the number of evaluations: HMC needs none beyond those
+    of its trajectory.
     """
     if isinstance(chances, PathChances):
         assert isinstance(move, HMCMove)
@@ -150,11 +150,6 @@ class HMCMove:
         steps = jnp.clip(jnp.ceil(length / step_size - SLACK), 1, self.max_steps).astype(int)
         # with `max_steps` steps a trajectory may fall short of its length
         return steps, jnp.minimum(length / steps, (1 + SLACK) * step_size)
-
-
-def is_plain_hmc(move: Move) -> bool:
-    """Whether a move follows trajectories as `HMCMove` does; a subclass may do otherwise."""
-    return type(move) is HMCMove
 
 
 def longest_step(move: Move) -> float | None:

@@ -276,8 +276,8 @@ class ArrowMatrix(Arrow):
         return self * -1.0
 
     def __mul__(self, number: float) -> ArrowMatrix:
-        parts = (number * self.blocks, _times(number, self.cross), number * self.corner)
-        return ArrowMatrix(self.big, self.border, *parts)
+        cross = self.cross if _is_broadcast_zero(self.cross) else number * self.cross
+        return replace(self, blocks=number * self.blocks, cross=cross, corner=number * self.corner)
 
     def __matmul__(self, vector: Array) -> Array:
         """Multiply by a flat vector, or by several in columns."""
@@ -508,7 +508,7 @@ class ArrowCholesky:
         return cls(*_places(matrix), inverse, half, (np.linalg.cholesky(rest), True))
 
     @classmethod
-    def mending(cls, matrix: ArrowMatrix, least: float = 0.0) -> ArrowCholesky:
+    def mending(cls, matrix: ArrowMatrix) -> ArrowCholesky:
         """Factor `matrix`, mended if it is not positive definite.
 
         Far from the mode the log-posterior of a family with a scale is not concave, since the scale
@@ -528,9 +528,9 @@ class ArrowCholesky:
             half[..., list(decoupled.entries)] = 0.0
             return cls(*_places(matrix), inverse, half, (decoupled.lower, True), True)
         if matrix.levels:
-            blocks = _absolute(blocks, least)
+            blocks = _absolute(blocks)
         inverse, half, rest = _eliminated(matrix, blocks)
-        corner = cho_factor(_absolute(rest, least), lower=True)
+        corner = cho_factor(_absolute(rest), lower=True)
         return cls(*_places(matrix), inverse, half, corner, True)
 
     @property
@@ -596,11 +596,11 @@ def _eliminated(matrix: ArrowMatrix, blocks: np.ndarray) -> tuple[np.ndarray, ..
     return inverse, half, corner - flat.T @ flat if matrix.levels else corner
 
 
-def _absolute(matrices: np.ndarray, least: float) -> np.ndarray:
+def _absolute(matrices: np.ndarray) -> np.ndarray:
     """Return symmetric matrices with absolute eigenvalues, bounded away from zero."""
     values, vectors = np.linalg.eigh(matrices)
     size = np.abs(values)
-    floor = max(least, 1e-8 * float(size.max()), np.finfo(np.float64).tiny)
+    floor = max(1e-8 * float(size.max()), np.finfo(np.float64).tiny)
     return np.asarray((vectors * np.maximum(size, floor)[..., None, :]) @ vectors.swapaxes(-1, -2))
 
 
@@ -637,7 +637,3 @@ def _sum(first: Array, second: Array) -> Array:
     if _is_broadcast_zero(second):
         return first
     return second if _is_broadcast_zero(first) else first + second
-
-
-def _times(number: float, cross: Array) -> Array:
-    return cross if _is_broadcast_zero(cross) else number * cross

@@ -87,13 +87,6 @@ LOST_IN_POOL = 1e6  # where residuals of some rows, which may be off by a per ce
 DRAWS = 256  # draws evaluated at once: a search along axes asks for some hundred at a time
 
 
-class PoolWeights(NamedTuple):
-    """The log-posterior at some draws, and the noise in it due to the pool."""
-
-    log_posterior: np.ndarray  # up to a constant; (S,)
-    noise: float  # largest sd of the shift of a posterior mean due to the pool, in posterior sds
-
-
 class WeighingPool:
     """Rows with the expected number of times each was drawn, ready to be evaluated.
 
@@ -132,8 +125,13 @@ class WeighingPool:
 
     @in_double_precision
     @np.errstate(invalid="ignore", over="ignore")  # far from the mode, densities may be 0
-    def weigh(self, z: np.ndarray, middle: np.ndarray | None = None) -> PoolWeights:
-        """Weight draws (S, d) in whitened coordinates with mean `middle`, by default the centre."""
+    def weigh(self, z: np.ndarray, middle: np.ndarray | None = None) -> tuple[np.ndarray, float]:
+        """Return the log-posterior at draws, up to a constant, and the noise of the pool.
+
+        The draws (S, d), in whitened coordinates, have the mean `middle`, by default the centre.
+        The noise is the largest sd of the shift of a posterior mean due to the pool, in posterior
+        sds.
+        """
         about = self.about
         middle = about.centre if middle is None else middle
         about.task.ledger.add("weights", self.rows * len(z), "density")
@@ -147,7 +145,7 @@ class WeighingPool:
         proxy = about.log_proxy(z)
         lost = LOST if self.certain == self.rows else LOST_IN_POOL
         log_posterior = np.where(np.abs(proxy) > lost, -np.inf, total + proxy)
-        return PoolWeights(log_posterior, self._noise(slopes / len(z)))
+        return log_posterior, self._noise(slopes / len(z))
 
     def enlarged(self, size: int) -> WeighingPool:
         """Return a pool of `size` rows, or this one if it has as many, or all."""
@@ -165,7 +163,7 @@ class WeighingPool:
 
     def log_posterior(self, z: np.ndarray) -> np.ndarray:
         """Estimate the log-posterior at whitened points (S, d), up to a constant."""
-        return self.weigh(z).log_posterior
+        return self.weigh(z)[0]
 
     def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Yield slices of draws and of rows, and d_i / c_i for these, (draws, rows)."""
@@ -465,8 +463,8 @@ class NestedDensity(NamedTuple):
     @property
     def description(self) -> str:
         """What the draws are."""
-        of_noise = "the scale of the noise" if self.pooled.noise else "skewed coefficients"
-        given = "the scales of pooled terms" if self.pooled.terms else of_noise
+        apart = "the scale of the noise" if self.pooled.noise else "skewed coefficients"
+        given = "the scales of pooled terms" if self.pooled.terms else apart
         return f"weighted draws, normal given {given}"
 
     @property

@@ -38,7 +38,6 @@ that is closest to the posterior, in place of the one at its mode.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -59,7 +58,6 @@ from modicum.passes import Anchor, Sums
 from modicum.passes.curvature import folded_prior
 from modicum.runtime import in_threads, one_blas_thread
 
-THREADS = os.cpu_count() or 1
 AT_ONCE = 1 << 20  # entries between effects and border that are held at a time
 DEAR = 2e7  # multiplications of one factor above which several draws share their scales
 MOST_BENT = 6  # coefficients that quadratics follow
@@ -109,7 +107,7 @@ class Elimination:
         from scipy.interpolate import BarycentricInterpolator  # few runs need it
 
         places = self.centre + REACHED * np.cos((np.arange(POINTS) + 0.5) * np.pi / POINTS)
-        tables = np.stack([found.ravel() for found in in_threads(self._exactly, places, THREADS)])
+        tables = np.stack([found.ravel() for found in in_threads(self._exactly, places)])
         interpolated: Callable[[np.ndarray], np.ndarray] = BarycentricInterpolator(places, tables)
         return interpolated
 
@@ -450,7 +448,7 @@ class Pooled:
         if self._elimination is None:
             matrix = self.information
             half = (inverse * times[:, matrix.big][..., None, :]) @ np.asarray(matrix.cross)
-            half = half.reshape(len(times), self._cross.shape[0], self._cross.shape[1])
+            half = half.reshape(len(times), *self._cross.shape)
             at = times[:, matrix.border]
             return np.asarray(at[:, :, None] * (half.swapaxes(1, 2) @ half) * at[:, None])
         share = times[:, 0] ** 2
@@ -481,8 +479,7 @@ class Pooled:
         try:
             together = self.together()
             some = (h[k : k + together] for k in range(0, len(h), together))
-            found = in_threads(self.given, some, THREADS)
-            return np.concatenate([given.log_marginal for given in found])
+            return np.concatenate([found.log_marginal for found in in_threads(self.given, some)])
         except np.linalg.LinAlgError:
             if len(h) == 1:
                 return np.array([-np.inf])
@@ -560,7 +557,7 @@ def _with_priors(
     value, slope, curved = folded_prior(target, point, smooth=True)
     value, gradient, precision = C + value, A + slope, ArrowMatrix.of(-(B + np.asarray(curved)))
     at, variance = anchor.point, ArrowMatrix.of(np.diag(anchor.sd**2))
-    for term in () if target.exact_prior is None else target.exact_prior.terms:
+    for term in target.exact_terms:
         if term.smooth or term.pooled:
             continue
         for where, mean, weight in term.normal_approximations(at, variance, False):
@@ -738,14 +735,10 @@ class Axis(NamedTuple):
         is_right = rng.random(count) < self.right / (self.left + self.right)
         far = np.where(is_right, size * self.right, -size * self.left)
         s = np.where(rng.random(count) < TAILS, far, tabled)
-        return s, np.log((1 - TAILS) * self._tabled(s) + TAILS * self._tails(s))
-
-    def _tabled(self, s: np.ndarray) -> np.ndarray:
-        return np.interp(s, self.places, self.density, left=0.0, right=0.0)
-
-    def _tails(self, s: np.ndarray) -> np.ndarray:
+        inside = np.interp(s, self.places, self.density, left=0.0, right=0.0)
         width = np.where(s > 0, self.right, self.left)
-        return 2 / (self.left + self.right) * student_t(s / width, FREEDOM)
+        tails = 2 / (self.left + self.right) * student_t(s / width, FREEDOM)
+        return s, np.log((1 - TAILS) * inside + TAILS * tails)
 
 
 class ScaleDensity(NamedTuple):
@@ -797,7 +790,7 @@ class ScaleKernels(NamedTuple):
     """
 
     is_sd: np.ndarray  # which of h are logarithms of sds
-    log_unit: np.ndarray
+    mode: np.ndarray  # scales in the middle of all kernels, those of sds the logarithms of units
     centres: np.ndarray  # (kernels, scales)
     width: np.ndarray
 
@@ -819,12 +812,7 @@ class ScaleKernels(NamedTuple):
 
     def coordinates(self, h: np.ndarray) -> np.ndarray:
         """Return arsinh(sd / unit), and scales that are no sds as they are."""
-        return np.where(self.is_sd, np.arcsinh(np.exp(h - self.log_unit)), h)
-
-    @property
-    def mode(self) -> np.ndarray:
-        """Scales in the middle of all kernels."""
-        return self.log_unit
+        return np.where(self.is_sd, np.arcsinh(np.exp(h - self.mode)), h)
 
     def of_changed(self, pooled: Pooled) -> ScaleKernels:
         """Return the density for another quadratic: kernels are wide enough for both."""
@@ -842,7 +830,7 @@ class ScaleKernels(NamedTuple):
             if self.is_sd[k]:
                 kernel += student_t((v[:, k, None] + centre) / self.width[k], KERNEL_FREEDOM)
             density *= kernel / self.width[k]
-        h = np.where(self.is_sd, self.log_unit + np.log(np.sinh(np.abs(v))), v)
+        h = np.where(self.is_sd, self.mode + np.log(np.sinh(np.abs(v))), v)
         stretch = np.where(self.is_sd, np.log(np.tanh(np.abs(v))), 0.0).sum(axis=1)  # dv / dh
         return h, np.log(density.mean(axis=1)) + stretch
 
@@ -956,7 +944,7 @@ def nested_draws(
         others = None if levels is None else levels.others(rng, (len(some), times))
         return h[some], rng.standard_normal((len(some), times, first)), others
 
-    drawn = in_threads(lambda given: pooled.draw(*given), map(with_noise, parts), THREADS)
+    drawn = in_threads(lambda given: pooled.draw(*given), map(with_noise, parts))
     for some, (c, of_c, of_h) in zip(parts, drawn, strict=True):
         where = (some // chains, slice(None), some % chains)
         t[(*where, slice(first))] = c

@@ -29,7 +29,6 @@ from modicum.methods.nested_draws import (
 )
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
-from modicum.models.priors.exact import ExactTerm
 from modicum.models.priors.resolved import prior_warnings
 from modicum.models.target import NormalPrior
 from modicum.passes.anchor import prior_decides, with_causes
@@ -57,19 +56,11 @@ def normal_given_scales(task: Task) -> Pooled | None:
         return None
     first = known.likelihood.size  # scales come after
     apart = not_pooled(target, first)
-    if not target.has_normal_prior[apart].all() or _others(target):
+    is_normal = all(term.pooled or term.smooth for term in target.exact_terms)
+    if not (is_normal and target.has_normal_prior[apart].all()):
         return None
     point = np.concatenate([task.start[:first], np.zeros(known.size - first)])
     return _summed(task, known, point, apart)
-
-
-def _others(target: Target) -> bool:
-    """Whether coefficients that are not pooled have priors that are not normal."""
-    return any(not (term.pooled or term.smooth) for term in _terms(target))
-
-
-def _terms(target: Target) -> tuple[ExactTerm, ...]:
-    return () if target.exact_prior is None else target.exact_prior.terms
 
 
 def _summed(
@@ -144,7 +135,7 @@ def _prior(target: Target, point: np.ndarray, places: np.ndarray) -> tuple[np.nd
 
 def _scale_prior(target: Target, place: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return the log-prior of the logarithm of the scale, which is normal or has a smooth term."""
-    smooth = [term for term in _terms(target) if term.smooth]
+    smooth = [term for term in target.exact_terms if term.smooth]
     away, slope = _prior(target, np.zeros(target.size), np.array([place]))
 
     def log_prior(log_scale: np.ndarray) -> np.ndarray:

@@ -379,15 +379,6 @@ class SampledRows(NamedTuple):
     batch: Batch
     certain: int
 
-    @classmethod
-    def of(
-        cls, rng: np.random.Generator, rows: Rows, most: int, tables: WeightTables
-    ) -> SampledRows:
-        """Sample `most` of the rows, or take all of them if they are fewer."""
-        row_ids, chance, expected, certain = sample_on_host(rng, most, tables)
-        batch = rows.take(row_ids) | {"probability": expected}
-        return cls(Drawn(row_ids, chance), batch, certain)  # type: ignore[arg-type]
-
     @property
     def number(self) -> int:
         """Number of rows."""

@@ -21,7 +21,7 @@ from modicum.models.constraints import named_leaves
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, unflattened
-from modicum.models.priors.exact import Effects, ExactPrior
+from modicum.models.priors.exact import Effects, ExactPrior, ExactTerm
 from modicum.models.priors.resolved import OWN, ModelPriors
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
@@ -208,6 +208,11 @@ class Target:
         if self.priors is None or not self.model.splits_prior:
             return None
         return self.priors.exact(self._shaped)
+
+    @property
+    def exact_terms(self) -> tuple[ExactTerm, ...]:
+        """The terms of that part."""
+        return () if self.exact_prior is None else self.exact_prior.terms
 
     def log_folded_prior(self, t: Array, smooth: bool = False) -> jax.Array:
         """Return the part of the log-prior that is folded into the likelihood's quadratic.

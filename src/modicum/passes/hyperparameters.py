@@ -15,7 +15,6 @@ import numpy as np
 from modicum.errors import ModicumWarning, listed
 from modicum.linalg.arrow import ArrowCholesky, ArrowMatrix, diagonal, plus
 from modicum.models import Target
-from modicum.models.priors.exact import Effects
 from modicum.passes.curvature import (
     Curvature,
     StandInPrior,
@@ -124,10 +123,7 @@ UNTOLD = 1.0  # standard errors between 0 and an estimate of tau^2, below which 
 
 def with_scale_widths(at: Curvature, target: Target) -> Curvature:
     """Set the curvature in scales and correlations of groups from their marginal posteriors."""
-    if target.exact_prior is None:
-        return at
-    terms = [term for term in target.exact_prior.terms if isinstance(term, Effects)]
-    places = [int(place) for term in terms for place in term.hyperparameters]
+    places = [int(place) for term in target.pooled_terms for place in term.hyperparameters]
     if not places:
         return at
     hessian = at.prior_hessian

@@ -270,14 +270,10 @@ class Sums:
         Sums are those of a function of the coefficients, in place of their free values.
         """
         own = np.asarray(t, np.float64)[..., : self.target.likelihood.size]
-        if not self._is_bent:
+        if not self.target.model.constrained:
             return own
         (coefficients,) = _coefficients(self.target.likelihood, np.atleast_2d(own))
         return np.asarray(coefficients.reshape(own.shape))
-
-    @property
-    def _is_bent(self) -> bool:
-        return bool(self.target.model.constrained)
 
     def _bent(
         self, t: np.ndarray, gradient: np.ndarray, hessian: Any = None
@@ -286,7 +282,7 @@ class Sums:
 
         c is t but for constrained coefficients, which are few.
         """
-        if not self._is_bent:
+        if not self.target.model.constrained:
             return gradient, hessian
         likelihood, where = self.target.likelihood, self.target.likelihood.bent_places
         J, curved = map(np.asarray, bending(likelihood, t[: likelihood.size], gradient))

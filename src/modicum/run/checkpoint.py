@@ -11,7 +11,6 @@ One process at a time holds the folder; the system releases the lock when that p
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import textwrap
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
@@ -134,7 +133,7 @@ class Checkpoint:
         for file in path.iterdir():
             if file.suffix in OURS and not file.is_dir():
                 file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             path.rmdir()
 
     @property
@@ -201,7 +200,7 @@ class Checkpoint:
                     os.fsync(file.fileno())
                 os.replace(temporary, path)
             except OSError:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     temporary.unlink()  # the disk may be full
                 raise
 
@@ -320,7 +319,7 @@ def _writing(folder: Path, iterations: int = 0) -> Iterator[None]:
         safe = f" (the first {iterations:,} iterations are safe there)" if iterations else ""
         if error.errno in DISK_FULL:
             free = ""
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 free = f", with {shutil.disk_usage(folder).free:,} bytes left"
             raise ResourceError(
                 f"the disk of the checkpoint '{folder}' is full{free}{safe}; free some space, and "

@@ -302,7 +302,7 @@ class EnergyConserving(Method, Generic[C]):
 
     def _cheapest(self, study: Study) -> C:
         """Choose the number of certainty rows together with everything that depends on it."""
-        setting, n, why = self.certainty, len(study.task.rows), None
+        setting, n, count, why = self.certainty, len(study.task.rows), 0, None
         if study.task.grouped:
             if setting not in ("auto", 0):
                 raise SettingError(
@@ -321,20 +321,19 @@ class EnergyConserving(Method, Generic[C]):
                     f"certainty={setting} leaves none of {n:,} rows to draw; use fewer, or "
                     "method='nuts' on all rows."
                 )
-            return _with_reason(chosen(setting), "set by hand")
-        if why is not None:
-            return _with_reason(chosen(0), why)
-        steps, most = self.steps(study) + 1, min(MOST_CERTAIN, n // 4)
-        count, ratio = cheapest_number(lambda k: chosen(k).cost, most, steps, STOP_RATIO)
-        if not count:
+            count, why = setting, "set by hand"
+        if why is None:
+            steps, most = self.steps(study) + 1, min(MOST_CERTAIN, n // 4)
+            count, ratio = cheapest_number(lambda k: chosen(k).cost, most, steps, STOP_RATIO)
+            share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
             why = "certainty rows would not save a tenth of the evaluations"
-            return _with_reason(chosen(0), why)
-        share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
-        why = (
-            f"an effective draw takes {share} of the evaluations that it takes without certainty "
-            "rows, and more rows would save little"
-        )
-        return _with_reason(chosen(count), why)
+            if count:
+                why = (
+                    f"an effective draw takes {share} of the evaluations that it takes without "
+                    "certainty rows, and more rows would save little"
+                )
+        choice = chosen(count)
+        return replace(choice, why=choice.why | {"certainty": why})
 
     @in_double_precision
     def compose(self, examined: Examined[C]) -> Plan:
@@ -453,11 +452,6 @@ class EnergyConserving(Method, Generic[C]):
         return kernel, {"integrator": Chosen(value="split" if split else "leapfrog", why=why)}
 
 
-def _with_reason(choice: C, why: str) -> C:
-    """Add the reason for the number of certainty rows."""
-    return replace(choice, why=choice.why | {"certainty": why})
-
-
 def _sized_control_variate(study: Study) -> ControlVariate[Pytree]:
     """Return the control variate, for groups with the typical number of rows of a draw."""
     form, few = study.about.control_variate, study.residuals.few
@@ -559,10 +553,10 @@ def _can_lower(form: LinearTaylor) -> bool:
     return True
 
 
-def check_blocks(number: int | None, blocks: int | None, phrase: str, unit: str) -> None:
-    """Raise unless `blocks` divides `number`; `phrase` describes it, such as "{} products"."""
+def check_blocks(number: int | None, blocks: int | None, unit: str) -> None:
+    """Raise unless `blocks` divides a `number` of rows or products."""
     if number is not None and blocks is not None and number % blocks:
         raise SettingError(
-            f"{phrase.format(number)} cannot be divided into {blocks} blocks; "
-            f"use {blocks * ceil(number / blocks)} {unit} or another number of blocks."
+            f"{number} {unit} cannot be divided into {blocks} blocks; use "
+            f"{blocks * ceil(number / blocks)} {unit} or another number of blocks."
         )

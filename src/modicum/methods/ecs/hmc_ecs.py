@@ -112,7 +112,7 @@ class HMCECS(EnergyConserving[Choice]):
         super().__post_init__()
         if self.exact and self.inner != "hmc":
             raise SettingError("exact='delayed' needs a reversible inner kernel: inner='hmc'.")
-        check_blocks(self.subsample, self.blocks, "a subsample of {} rows", "rows")
+        check_blocks(self.subsample, self.blocks, "rows")
 
     @in_double_precision
     def decide(self, task: Task) -> tuple[HMCECS, Plan]:
@@ -272,7 +272,7 @@ class SignedHMCECS(EnergyConserving[ProductChoice]):
         super().__post_init__()
         if self.expert.estimator != "perturbed":
             raise SettingError("the signed method has an estimator of its own; leave it out.")
-        check_blocks(self.products, self.blocks, "{} products", "products")
+        check_blocks(self.products, self.blocks, "products")
 
     def check_task(self, task: Task) -> None:
         """Refuse control variates of low order too.

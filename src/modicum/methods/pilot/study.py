@@ -55,6 +55,7 @@ from modicum.methods.weights import (
     design_tables,
     ends_near_the_mode,
     expected_residuals,
+    sample_on_host,
 )
 from modicum.passes import Anchor
 from modicum.passes.mode import first_bad_row
@@ -119,8 +120,10 @@ class Weights:
         return np.where(among > 0, probability, 0.0)
 
     def sample(self, rng: np.random.Generator, most: int) -> SampledRows:
-        """Draw rows by their weights, whatever the design under study."""
-        return SampledRows.of(rng, self.about.task.rows, most, self.weight_tables)
+        """Draw rows by their weights, whatever the design under study; all if they are fewer."""
+        row_ids, chance, expected, certain = sample_on_host(rng, most, self.weight_tables)
+        batch = self.about.task.rows.take(row_ids) | {"probability": expected}
+        return SampledRows(Drawn(row_ids, chance), batch, certain)  # type: ignore[arg-type]
 
 
 def weigh(settings: StudySettings, task: Task, anchor: Anchor) -> Weights:

@@ -159,8 +159,6 @@ class SGHMC(StochasticGradientFamily):
         """Return the integrator of the chosen form."""
         if self.form == "friction":
             return Friction(self.friction, self.noise, self.period, self.in_parameters)
-        if self.form != "underdamped":
-            raise SettingError(f"form must be 'underdamped' or 'friction', not {self.form!r}.")
         if self.noise or self.period is not None or self.in_parameters:
             raise SettingError('noise, period and in_parameters belong to form="friction".')
         return Underdamped(self.friction)
