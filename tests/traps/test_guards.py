@@ -19,8 +19,16 @@ from helpers.interrupted import planned, task_of
 from helpers.slow import slowly
 from helpers.targets import TIMES, all_of, logistic_rows, mean_and_error, quick, sums_of
 from modicum.errors import ModicumWarning
-from modicum.methods.ecs.run_checks import BOUND_FALLS, UNFIT, Case, check_tails, withdraw_bound
+from modicum.methods.ecs.run_checks import (
+    BOUND_FALLS,
+    UNFIT,
+    Case,
+    check_pilot_chains,
+    check_tails,
+    withdraw_bound,
+)
 from modicum.methods.pilot.pilot_residuals import Tails
+from modicum.methods.pilot.short_chains import PilotChains
 from modicum.models import Target
 from modicum.passes.curvature import expanded_prior
 
@@ -139,6 +147,24 @@ def test_tails_are_noisy_by_their_fall():
     assert check_tails(case, noisy, 400) == []  # ten times the rows
     assert check_tails(case, noisy._replace(fall=noisy.fall + 20), 40) == []  # out of reach
     assert check_tails(case, noisy._replace(variance=np.full(2, np.nan)), 40) == []
+
+
+@pytest.mark.parametrize("units", ["rows", "groups"])
+def test_short_chains_say_what_they_ran_on(units):
+    """Groups whose effects are integrated out are drawn whole: a step has so many of them."""
+    family = M.Logistic()
+    model = family if units == "rows" else M.IntegratedEffects(family, "clinic", group_sd=1.0)
+    rows = mo.Rows(x=np.eye(4), y=[0, 1, 1, 0], clinic=[0, 0, 1, 1])
+    case = Case(mo.HMCECS().studied, Target.of(model, model.units(rows))[0], 1_000)
+    size = case.target.size
+    noisy = PilotChains(np.zeros((2, 3, size)), np.full((2, 3), 400.0), 512)
+    for chains, said in (
+        (noisy, f"with 40 {units}"),
+        (noisy._replace(position=noisy.position + 9), "moved"),
+    ):
+        (note,) = check_pilot_chains(case, chains, 40)
+        assert said in note.sentence
+        assert f"on 512 {units}" in note.sentence
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ class HMCECS(EnergyConserving[Choice]):
             notes += farther or check_tails(case, study.tails(certain, chains), m)
         passes = len(task.rows) if self.exact else 0
         evaluations = (m + certain) * (self.steps(study) + 1) + passes
-        work = f"{m + certain:,} rows per step"
+        work = f"{m + certain:,} {case.units} per step"
         if self.exact:
             work = f"exact='delayed' on all {len(task.rows):,} rows"
         remedy = f"use fewer draws, or {'leave `exact` out' if self.exact else ALL_ROWS}"
@@ -318,7 +318,7 @@ class SignedHMCECS(EnergyConserving[ProductChoice]):
         notes += check_short_chains(case, study.stuck)
         rows = choice.products * choice.batch + choice.always
         evaluations, remedy = rows * (self.steps(study) + 1), f"use fewer draws, or {ALL_ROWS}"
-        notes += slow_run(study.task, evaluations, f"{rows:,} rows per step", remedy)
+        notes += slow_run(study.task, evaluations, f"{rows:,} {case.units} per step", remedy)
         return notes, study.distance(None)
 
     def look_back(

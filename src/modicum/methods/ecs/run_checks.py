@@ -171,8 +171,8 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> Iterator[Modi
     if distance > FAR:
         yield ModicumWarning(
             "mode-not-typical",
-            f"short chains on {chains.rows:,} rows moved {distance:.1f} posterior sd away "
-            f"from the {case.settings.anchor}, so that the pilot study there does not "
+            f"short chains on {chains.rows:,} {case.units} moved {distance:.1f} posterior sd "
+            f"away from the {case.settings.anchor}, so that the pilot study there does not "
             "describe the posterior",
             case.remedy_if_far,
             distance=distance,
@@ -180,10 +180,10 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> Iterator[Modi
     elif share > NOISY_SHARE:
         yield ModicumWarning(
             "posterior-not-normal",
-            f"the posterior is far from normal: with {m:,} rows the log-likelihood estimate "
-            f"had a variance above {NOISY:g} in {share:.0%} of the draws of short chains on "
-            f"{chains.rows:,} rows (up to {variance.max():.3g}), where draws do not follow the "
-            "posterior",
+            f"the posterior is far from normal: with {m:,} {case.units} the log-likelihood "
+            f"estimate had a variance above {NOISY:g} in {share:.0%} of the draws of short chains "
+            f"on {chains.rows:,} {case.units} (up to {variance.max():.3g}), where draws do not "
+            "follow the posterior",
             f"{case.remedy}, or {ALL_ROWS}",
             share=share,
             largest=float(variance.max()),
