@@ -428,10 +428,6 @@ def _scales(prior_scale: object) -> float | tuple[float, ...]:
     return float(scale) if scale.ndim == 0 else tuple(float(s) for s in scale)
 
 
-def _about_zero(scale: float) -> Normal:
-    return Normal(0.0, float(scale))
-
-
 @dataclass(frozen=True)
 class _Choice:
     """The choice of all priors of a model: those given by the user, or defaults for its rows.
@@ -492,12 +488,12 @@ class _Choice:
     def coefficients(self) -> tuple[Prior, ...]:
         """Return the prior of each column: its own, its term's, the common or the default one."""
         model, rows, given = self.model, self.rows, self.given
-        priors: list[Prior] = []
+        scales = np.zeros(0)
         if model.prior_scale is not None:
             scales = np.broadcast_to(np.asarray(model.prior_scale, float), len(self.places))
-            priors += map(_about_zero, scales)
         elif self.moments is not None:
-            priors += map(_about_zero, self.scales[: len(self.places)])
+            scales = self.scales[: len(self.places)]
+        priors: list[Prior] = [Normal(0.0, float(scale)) for scale in scales]
         for parameter in ("", *model.modelled):
             common = given.get(f"{parameter}.common" if parameter else "common")
             if common is not None:

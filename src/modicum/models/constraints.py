@@ -158,12 +158,11 @@ class Interval(Constraint):
     def free(self, value: jax.Array) -> jax.Array:
         """Logarithm of the distance to one bound, or of the ratio of the distances to both."""
         tiny = _numbers(value).tiny
-        above, below = value - self.low, self.high - value
+        distances = value - self.low, self.high - value
+        above, below = (jnp.log(jnp.maximum(distance, tiny)) for distance in distances)
         if self.high == np.inf:
-            return jnp.log(jnp.maximum(above, tiny))
-        if self.low == -np.inf:
-            return jnp.log(jnp.maximum(below, tiny))
-        return jnp.log(jnp.maximum(above, tiny)) - jnp.log(jnp.maximum(below, tiny))
+            return above
+        return below if self.low == -np.inf else above - below
 
     def allows(self, value: np.ndarray) -> bool:
         """Whether all values lie strictly between the bounds."""

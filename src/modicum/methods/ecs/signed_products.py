@@ -117,7 +117,7 @@ class MiniBatches:
         rng = generator(batch, Stream.SIGN_BATCHES)
         places = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
         self.draws = representatives(pilot.share, SIGN_DRAWS)
-        thinned = pilot.thinned(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
+        thinned = pilot.thinned(SIGN_DRAWS)
         self.dhat = thinned.values[:, places].mean(axis=2)
         # dhat of a mini-batch with one given row and otherwise average rows: a uniform design draws
         # the most influential rows too rarely for a few thousand mini-batches to show.

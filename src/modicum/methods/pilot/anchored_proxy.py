@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -183,7 +182,7 @@ class PilotDraws(NamedTuple):
     weighing
         Draws at which rows are weighted, (draws, d).
     study
-        Draws at which residuals are studied, made on the first call: weighted draws need none.
+        Makes the draws at which residuals are studied, since weighted draws need none.
     """
 
     weighing: np.ndarray
@@ -219,7 +218,6 @@ def pilot_draws(
         rng = generator(SHARED, Stream.PILOT_DRAWS)
         weighing = weighing + rng.standard_normal((count, size))
 
-    @cache
     def study() -> StudyDraws:
         rng, draws = generator(SHARED, Stream.STUDY_DRAWS), None
         if proxy.where.warp is not None:

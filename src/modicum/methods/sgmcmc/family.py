@@ -102,7 +102,7 @@ def place_chains(method: StochasticGradientFamily, task: Task, control_variates:
         "whiten=True": whiten,
         "control variates": control_variates,
         f"design={method.design!r}": DESIGNS[method.design].needs == "expected",
-        "start='mode'": isinstance(start, str) and start == "mode",
+        "start='mode'": start == "mode",
     }
     reasons = [name for name, is_used in uses.items() if is_used]
     if reasons and d > DENSE_LIMIT:
@@ -122,7 +122,7 @@ def place_chains(method: StochasticGradientFamily, task: Task, control_variates:
     if start is None:
         start = "model" if at_mode is None else "mode"
     random_start = None
-    if isinstance(start, str) and start == "mode":
+    if start == "mode":
         assert at_mode is not None
         z, scatter = np.zeros(d), np.ones(()) if whiten else at_mode.dense_factor
         scatter = (1.0 if spread is None else spread) * scatter  # a draw about the mode
@@ -131,7 +131,7 @@ def place_chains(method: StochasticGradientFamily, task: Task, control_variates:
         point = named[start] if isinstance(start, str) else task.point(start, "start")
         z, scatter = coordinates.whiten(point), np.asarray(spread or 0.0)
         draws = type(task.target.model).random_start is not BaseModel.random_start
-        if isinstance(start, str) and start == "model" and not whiten and draws:
+        if start == "model" and not whiten and draws:
             random_start = RandomStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
     notes = [] if at_mode is None else at_mode.notes
     return Placement(coordinates, anchor, whiten, z, scatter, random_start, notes)
