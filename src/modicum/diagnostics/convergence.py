@@ -158,8 +158,7 @@ def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
         order = np.where(better, p, order)
         total = np.where(better, phi.sum(axis=0), total)
         innovation = np.where(better, v, innovation)
-    spectrum = innovation * draws / (draws - (order + 1)) / (1 - total) ** 2
-    return spectrum, order
+    return innovation * draws / (draws - (order + 1)) / (1 - total) ** 2, order
 
 
 # Batch means ----------------------------------------------------------------------------

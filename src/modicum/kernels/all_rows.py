@@ -308,5 +308,4 @@ class DelayedAcceptanceKernel(Kernel[DelayedAcceptanceState, DelayedAcceptanceCo
             "acceptance_rate": rates,
             "n_steps": steps,
         }
-        after = DelayedAcceptanceState(z, exact, subsample, state.present, adaptation)
-        return after, draw
+        return DelayedAcceptanceState(z, exact, subsample, state.present, adaptation), draw

@@ -220,11 +220,6 @@ class LinearTaylor:
         return self.target.linear
 
     @property
-    def on_numpy(self) -> bool:
-        """Whether NumPy can evaluate residuals."""
-        return self.target.on_numpy
-
-    @property
     def fresh_cost(self) -> float:
         """Cost of whitening and caching a row, in evaluations of a cached row.
 
@@ -349,11 +344,6 @@ class AutodiffTaylor:
 
     target: Target
     order: int = 2
-
-    @property
-    def on_numpy(self) -> bool:
-        """False: derivatives are those of JAX."""
-        return False
 
     @property
     def fresh_cost(self) -> float:

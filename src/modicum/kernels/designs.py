@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +36,7 @@ from modicum.rows.weight_classes import (
 )
 from modicum.runtime import Array, on_accelerator
 
-
-class NamedArrays(Protocol):
-    """A named tuple of arrays."""
-
-    def _asdict(self) -> dict[str, Any]: ...  # NumPy or JAX arrays
-
-
-Tables = TypeVar("Tables", bound=NamedArrays)
+Tables = TypeVar("Tables")  # a named tuple of arrays
 
 
 class Drawn(NamedTuple):

@@ -167,8 +167,7 @@ class Taylor(BaseGradientEstimator):
     def arrays(self, anchor: Anchor | None, certain: Batch | None = None) -> TaylorTables:
         """Return the anchor's proxy in the chain's coordinates, and the certainty rows."""
         assert anchor is not None
-        target = _bound_target(self.target)
-        about = proxy(anchor, target, self.order)
+        about = proxy(anchor, _bound_target(self.target), self.order)
         if certain is None:
             return TaylorTables(about)
         return TaylorTables(about, cached_rows(self.control_variate, certain, about))

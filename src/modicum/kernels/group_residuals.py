@@ -86,8 +86,7 @@ class _Piece(NamedTuple):
         values = jnp.where(self.present, values, 0.0)
         if self.members is not None:
             return values @ self.members
-        sums = jax.ops.segment_sum(values.T, self.group, count, indices_are_sorted=True)
-        return sums.T
+        return jax.ops.segment_sum(values.T, self.group, count, indices_are_sorted=True).T
 
     def spread(self, values: jax.Array) -> jax.Array:
         """Return for each row the value of its group: (nodes, groups) to (nodes, rows)."""
@@ -234,11 +233,6 @@ class GroupTaylor:
         return self.target.integrated
 
     @property
-    def on_numpy(self) -> bool:
-        """Whether NumPy can evaluate residuals of flat groups."""
-        return self.target.on_numpy
-
-    @property
     def fresh_cost(self) -> float:
         """Cost of a fresh group's derivatives, in evaluations of a cached group."""
         return 4.0
@@ -307,8 +301,7 @@ class GroupTaylor:
             return self._along_path(cached, proxy.where.away(z), proxy)
         model, away = self.model, proxy.where.away(z)
         theta = self.target.unravel(proxy.where.point + away)
-        moved = self.target.unravel(away)
-        e = _linear(model, moved, cached.rows)
+        e = _linear(model, self.target.unravel(away), cached.rows)
         T, extras = model.factor(theta), model.extras_of(theta)
         shift = jnp.einsum("jw,jwa->ja", e, cached.near.weighted)
         nodes = model.nodes_near(cached.near, *jax.lax.stop_gradient((T, shift)))

@@ -235,8 +235,7 @@ class BlockPoisson(Estimator[BlockPoissonTables]):
         share = poisson_chance(np.arange(self.parts + 1), self.products / self.blocks)
         below = jnp.asarray(np.cumsum(share / share.sum()))
         uniform = jax.random.uniform(unrelated_key(key), (blocks,))
-        counts = jnp.searchsorted(below, uniform, side="right")
-        return counts.astype(int)
+        return jnp.searchsorted(below, uniform, side="right").astype(int)
 
     def most_parts(self, blocks: int) -> int:
         """Return a number of factors that so many blocks exceed with probability at most 1e-12."""

@@ -257,11 +257,6 @@ class ControlVariate(Protocol[Cached]):
         ...
 
     @property
-    def on_numpy(self) -> bool:
-        """Whether NumPy can evaluate residuals (`residuals_by_numpy`)."""
-        ...
-
-    @property
     def fresh_cost(self) -> float:
         """Cost of reading and caching a row, in evaluations of a cached row."""
         ...

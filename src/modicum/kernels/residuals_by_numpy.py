@@ -36,7 +36,7 @@ class OnNumPy(ControlVariate[Pytree], Protocol):
 
 def needs_no_compiler(control_variate: ControlVariate[Pytree], proxy: Proxy) -> TypeGuard[OnNumPy]:
     """Whether NumPy can evaluate these residuals."""
-    return control_variate.on_numpy and proxy.where.arrow is None
+    return control_variate.target.on_numpy and proxy.where.arrow is None
 
 
 class NumPyResiduals:

@@ -269,9 +269,6 @@ class ArrowMatrix(Arrow):
             corner=self.corner + other.corner,
         )
 
-    def __sub__(self, other: ArrowMatrix) -> ArrowMatrix:
-        return self + -other
-
     def __neg__(self) -> ArrowMatrix:
         return self * -1.0
 

@@ -243,9 +243,8 @@ class Method(ABC):
         """Return the method to run, and its plan: itself, unless it chooses among others."""
         return self, self.plan(task)
 
-    def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+    def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:  # noqa: B027
         """Withdraw claims from `plan.tuning` that the `doubts` about the run contradict."""
-        del plan, doubts
 
     def iterations(self, passes: float, rows: int) -> int:
         """Return the number of iterations of one chain that cost `passes` passes over the rows."""

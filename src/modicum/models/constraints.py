@@ -198,8 +198,7 @@ class _Ordered(Constraint):
         return jnp.sum(free[..., 1:])
 
     def free(self, value: jax.Array) -> jax.Array:
-        tiny = _numbers(value).tiny
-        gaps = jnp.log(jnp.maximum(jnp.diff(value, axis=-1), tiny))
+        gaps = jnp.log(jnp.maximum(jnp.diff(value, axis=-1), _numbers(value).tiny))
         return jnp.concatenate([value[..., :1], gaps], axis=-1)
 
     def allows(self, value: np.ndarray) -> bool:

@@ -224,8 +224,7 @@ def _obstacle(
         return f"at most {MOST_EFFECTS} effects per group can be integrated out"
     if len(terms) > 1 and any(term.has_correlations for term in terms):
         return "correlated and uncorrelated effects of one group cannot be integrated out together"
-    by_key = dict(family.prior_table)
-    shrunk = [p for p in by_key.values() if isinstance(p, ShrunkPrior)]
+    shrunk = [prior for _, prior in family.prior_table if isinstance(prior, ShrunkPrior)]
     if shrunk:
         kind = hyphenated(type(shrunk[0]))
         return f"a {kind} prior cannot be combined with effects that are integrated out"

@@ -49,8 +49,7 @@ class ModelPredictor:
 
     def __call__(self, draws: Draws, batch: Batch) -> np.ndarray:
         """Expected outcomes: one value (or vector of values) per draw and row."""
-        fields = self._without_outcome(batch)
-        (expected,) = self._evaluate(_expected, draws, fields)
+        (expected,) = self._evaluate(_expected, draws, self._without_outcome(batch))
         return expected
 
     def outcome(self, draws: Draws, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
@@ -69,8 +68,7 @@ class ModelPredictor:
         The variances are those of the effects of new groups. Effects that were integrated out are
         not included: the caller adds those of known groups.
         """
-        fields = self._without_outcome(batch)
-        predictors, *variances = self._evaluate(_predictors, draws, fields)
+        predictors, *variances = self._evaluate(_predictors, draws, self._without_outcome(batch))
         return predictors, np.reshape(variances, (len(variances), *predictors.shape[:2]))
 
     def effect_factors(self, draws: Draws) -> tuple[np.ndarray, ...]:

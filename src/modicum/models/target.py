@@ -188,8 +188,7 @@ class Target:
         """Positions of each leaf in the flat vector, by the leaf's name."""
         ends = np.cumsum([prod(shape) for shape in self.shapes])
         starts = np.r_[0, ends[:-1]]
-        names = named_leaves(self._shaped)
-        pairs = zip(names, starts, ends, strict=True)
+        pairs = zip(named_leaves(self._shaped), starts, ends, strict=True)
         return {name: tuple(range(first, last)) for name, first, last in pairs}
 
     @property
@@ -221,8 +220,7 @@ class Target:
         """
         if self.priors is None or not self.model.splits_prior:
             return jnp.zeros(())
-        theta = self.unravel(t)
-        folded = self.priors.log_folded(theta)
+        folded = self.priors.log_folded(self.unravel(t))
         if not smooth or self.exact_prior is None:
             return folded
         return folded + self.exact_prior.log_density(jnp.asarray(t), smooth_only=True)
@@ -306,8 +304,7 @@ class Target:
     @in_double_precision
     def ravel_reported(self, named: dict[str, np.ndarray]) -> np.ndarray:
         """Undo `report` for reported parameters with a leading axis; return flat vectors."""
-        theta = _restored(self, named)
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(theta)]
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(_restored(self, named))]
         return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
     @in_double_precision

@@ -175,7 +175,6 @@ class Engine(ABC):
 
     def keeps(self, rows: Rows) -> bool:
         """Whether `keep_rows` leaves numbers of these rows where the rows are."""
-        del rows
         return False
 
     def keep_rows(
@@ -193,7 +192,6 @@ class Engine(ABC):
 
     def hosts(self, kind: type, most: int) -> Hosts | None:
         """Return up to `most` actors of class `kind` to run chains; None: run them locally."""
-        del kind, most
         return None
 
 

@@ -283,7 +283,6 @@ Bends: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 def _group_places(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
     """Find the mode of each group's integrand at `t`."""
-    del present
     return target.integrated.places(target.unravel(t), groups_of(batch, t))
 
 

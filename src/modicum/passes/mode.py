@@ -539,8 +539,7 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
     if endless is None:
         # Is there a coefficient along which the likelihood does not fall?
         precision, places = _information(at)
-        covariance = np.linalg.inv(precision)
-        sd = np.sqrt(np.diag(covariance))
+        sd = np.sqrt(np.diag(np.linalg.inv(precision)))
         ends = np.flatnonzero(flat[places])
         # the approximate size of the column of each entry; 1 for entries without one
         sizes = np.ones(sums.target.size)

@@ -381,7 +381,6 @@ class OrderAtWorkers:
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Return the whole order, gathered from all workers: one number per row."""
-        del copy
         every = np.empty(len(self), np.uint32 if len(self) < 2**32 else np.int64)
         orders = self._shards.sweep("order", self._classes)
         number = len(self._shards.starts)

@@ -450,7 +450,6 @@ def _sweep(target: Target, source: Streamed | None, t: jax.Array, chunks: Pytree
 def _backward(
     target: Target, source: Streamed | None, slope: jax.Array, tangent: jax.Array
 ) -> tuple[jax.Array, None]:
-    del target, source
     return tangent * slope, None
 
 
@@ -531,7 +530,6 @@ def _left_out(
         return _summarise(log_weight, _evaluate(target, points, batch), batch)
 
     def of_block(block: Batch, present: Array) -> jax.Array:
-        del present
         return _summarise(log_weight, _evaluate(target, points, block), block)
 
     return map_in_blocks(of_block, batch, present)

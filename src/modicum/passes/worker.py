@@ -341,6 +341,5 @@ def stop(actors: Iterable[Actor]) -> None:
 
 def fetched(shared: list[Reference]) -> tuple[Answer, Answer]:
     """Return the settings and rows that `RayHosts.share` put into the cluster's memory."""
-    ray = ray_library()
-    settings, rows = ray.get(list(shared))
+    settings, rows = ray_library().get(list(shared))
     return unpacked(settings), rows

@@ -55,14 +55,12 @@ class Stop:
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """Handle Ctrl-C."""
-        del frame
         first, self.signal = self.signal is None, number
         if not (self.chunks and first):
             raise KeyboardInterrupt
 
     def terminate(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM: end the process at once, unless chains are running."""
-        del frame
         self.signal = number
         if not self.chunks:
             self.pass_on()

@@ -197,8 +197,7 @@ class _Book:
     def history(self, complete: bool) -> History:
         positions = [part.pop("position") for part in self.sampling]
         position = end_to_end(positions, np.float64 if self.in_double else None)
-        stats = joined(self.sampling)
-        warmup = joined(self.warmup)
+        stats, warmup = joined(self.sampling), joined(self.warmup)
         return History(position, stats, warmup, complete, seconds=self.seconds)
 
 

@@ -265,5 +265,4 @@ def _blocks(variance: float, m: int, fixed: bool, of_groups: bool) -> int:
     fewest = max(ENOUGH_GROUPS if of_groups else FEWEST_BLOCKS, ceil(2 * variance))
     if not fixed:
         return min(fewest, m)
-    divisors = [g for g in range(1, m + 1) if m % g == 0]
-    return next((g for g in divisors if g >= fewest), m)
+    return next((g for g in range(fewest, m + 1) if m % g == 0), m)

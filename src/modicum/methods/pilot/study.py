@@ -387,8 +387,7 @@ def _weighed_again(about: AnchoredProxy, draws: np.ndarray, by_draws: bool) -> W
     """
     straight = about.straight(draws)
     if about.arrow or by_draws:
-        spacing = max(1, len(straight) // SPREAD_DRAWS)
-        some = straight[::spacing]
+        some = straight[:: max(1, len(straight) // SPREAD_DRAWS)]
         return _weights(about, some, about.proxy, [], "design-again", by_draws=True)
     count, size = straight.shape
     square = straight.T @ straight / count

@@ -230,8 +230,7 @@ class _Cutpoints(NamedTuple):
         """Return what is sampled."""
         if self.model.modelled:
             return -value[np.argsort(self.model.modelled)]
-        others = self.model.free_cutpoints(value - value[0])
-        return jnp.concatenate([-value[:1], others])
+        return jnp.concatenate([-value[:1], self.model.free_cutpoints(value - value[0])])
 
 
 @dataclass(frozen=True, repr=False)
