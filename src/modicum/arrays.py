@@ -129,8 +129,7 @@ def log1m_exp(x: jax.Array) -> jax.Array:
     """log(1 - e^-x) for x > 0 (Maechler 2012)."""
     xp = namespace(x)
     near, far = xp.minimum(x, 1.0), xp.maximum(x, 0.5)  # so that no branch overflows
-    value: jax.Array = xp.where(x < log(2), xp.log(-xp.expm1(-near)), xp.log1p(-xp.exp(-far)))
-    return value
+    return xp.where(x < log(2), xp.log(-xp.expm1(-near)), xp.log1p(-xp.exp(-far)))
 
 
 def log_gamma_of(x: jax.Array | float) -> jax.Array:

@@ -200,8 +200,7 @@ def collapse(sums: Sums, bounded: BoundedRows, anchor: Anchor) -> Collapsed:
     sums.ledger.add("bound", len(sums.rows), "hessian", passes=1)
     of_chunk = _collapse_chunk if bounded.target.coding is None else _collapse_codes
     chunk_sum = partial(of_chunk, bounded)
-    collapsed: Collapsed = sums.engine.map_reduce(chunk_sum, anchor.point, sums.rows, "bound")
-    return collapsed
+    return sums.engine.map_reduce(chunk_sum, anchor.point, sums.rows, "bound")
 
 
 def _collapsed(

@@ -251,8 +251,7 @@ class LinearTaylor:
         if proxy.levels is not None:
             curve, along = rows_along_levels(x, proxy.levels)
             cached = cached._replace(curve=curve, along=along)
-        rounded: LinearRows = jax.tree.map(self._rounded, cached)
-        return rounded
+        return jax.tree.map(self._rounded, cached)
 
     def _columns(self, batch: Batch) -> Batch:
         """Return the fields that define the columns: dense columns and codes."""

@@ -203,8 +203,7 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
     else:
         information = _compiled_information(target, to_device(point), batch)
     usual = np.median(np.asarray(information), axis=0)
-    unit: jax.Array = to_device(0.5 / np.maximum(usual, 1e-8))
-    return unit
+    return to_device(0.5 / np.maximum(usual, 1e-8))
 
 
 def _information(target: Target, point: jax.Array, batch: Batch) -> jax.Array:

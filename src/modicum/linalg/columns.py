@@ -217,8 +217,7 @@ def _sandwich_by_numpy(x: np.ndarray, h: np.ndarray, ones: bool) -> np.ndarray:
 def _shift(last: jax.Array, centre: jax.Array) -> jax.Array:
     """Return what to add to products of centred columns, whose row for the ones is `last`."""
     xp, half = namespace(last), last + last[-1] / 2 * centre
-    shift: jax.Array = xp.stack([half, centre], axis=1) @ xp.stack([centre, half])
-    return shift
+    return xp.stack([half, centre], axis=1) @ xp.stack([centre, half])
 
 
 def sums_of_squares(z: np.ndarray) -> np.ndarray:

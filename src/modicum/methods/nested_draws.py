@@ -108,8 +108,7 @@ class Elimination:
 
         places = self.centre + REACHED * np.cos((np.arange(POINTS) + 0.5) * np.pi / POINTS)
         tables = np.stack([found.ravel() for found in in_threads(self._exactly, places)])
-        interpolated: Callable[[np.ndarray], np.ndarray] = BarycentricInterpolator(places, tables)
-        return interpolated
+        return BarycentricInterpolator(places, tables)
 
     def __call__(self, log_rho: np.ndarray) -> np.ndarray:
         """Interpolate at each of some log rho, (number, border, border)."""

@@ -293,8 +293,7 @@ def log_unexplained(x: jax.Array) -> jax.Array:
     """log(1 - tanh(x)^2), with the derivatives also at 0, where |x| has none."""
     xp = namespace(x)
     size = xp.abs(x)
-    value: jax.Array = 2 * (log(2) - size - xp.log1p(xp.exp(-2 * size)))
-    return value
+    return 2 * (log(2) - size - xp.log1p(xp.exp(-2 * size)))
 
 
 def correlation_factor(x: jax.Array, count: int) -> jax.Array:
@@ -308,8 +307,7 @@ def correlation_factor(x: jax.Array, count: int) -> jax.Array:
     u = xp.where(below, x[..., place], 0.0)
     # Entry (i, j): half the sum of log(1 - r^2) of row i over the columns before j.
     log_left = 0.5 * xp.sum(xp.where(below, log_unexplained(u)[..., None, :], 0.0), axis=-1)
-    factor: jax.Array = xp.tril((xp.tanh(u) + np.eye(count, dtype=u.dtype)) * xp.exp(log_left))
-    return factor
+    return xp.tril((xp.tanh(u) + np.eye(count, dtype=u.dtype)) * xp.exp(log_left))
 
 
 def partials_of_factor(factor: jax.Array) -> jax.Array:
@@ -368,8 +366,7 @@ def unnormalized_lkj(x: jax.Array, count: int, eta: float | jax.Array) -> jax.Ar
     """
     xp = namespace(x)
     terms = partial_exponents(count, eta) * log_unexplained(xp.asarray(x))
-    total: jax.Array = xp.sum(terms, axis=-1)
-    return total
+    return xp.sum(terms, axis=-1)
 
 
 def unnormalized_lkj_integral(count: int, eta: float) -> float:

@@ -229,8 +229,7 @@ def lower_factor(S: jax.Array) -> jax.Array:
             row.append(xp.sqrt(entry) if i == j else entry / L[j][j])
         L.append(row)
     padded = [xp.stack([*row, *[zero] * (size - len(row))], -1) for row in L]
-    factor: jax.Array = xp.stack(padded, -2)
-    return factor
+    return xp.stack(padded, -2)
 
 
 def entries_of(factor: jax.Array, correlated: bool) -> jax.Array:
@@ -567,8 +566,7 @@ class IntegratedEffects(BaseModel):
         columns = [xp.ones(len(rows["y"]), np.float64)] if self.intercept else []
         for j in self.columns or ():
             columns.append(xp.asarray(rows["x"])[:, j].astype(np.float64))
-        z: jax.Array = xp.stack(columns).T
-        return z
+        return xp.stack(columns).T
 
     def linear(self, theta: Params, rows: Batch) -> jax.Array:
         """Predictor of each row without the effects of its group, in float64."""
@@ -750,8 +748,7 @@ class IntegratedEffects(BaseModel):
 
         def moves(state: tuple[int, jax.Array, float]) -> bool:
             number, _, longest = state
-            more: bool = (number < NEWTON_STEPS) & (longest > SETTLED)
-            return more
+            return (number < NEWTON_STEPS) & (longest > SETTLED)
 
         state = (0, xp.zeros((flat.groups, self.effects)), np.inf)
         if xp is np:

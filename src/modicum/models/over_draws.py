@@ -269,10 +269,9 @@ def _expected_and_log_density(
 def _over_draws(
     question: Question, model: AsTraced[BaseModel], together: int, draws: Draws, fields: Batch
 ) -> tuple[jax.Array, ...]:
-    answers: tuple[jax.Array, ...] = jax.lax.map(
+    return jax.lax.map(
         lambda draw: question(model.traced, draw, fields), draws, batch_size=together
     )
-    return answers
 
 
 def _traced(question: Question, model: BaseModel, draws: Draws, fields: Batch) -> tuple[int, str]:

@@ -62,8 +62,7 @@ def sum_in_blocks(function: Callable[[B, Array], R], batch: B, present: Array) -
     function = jax.jit(function)  # traced once, for both its shapes and the sum
     shapes = jax.eval_shape(function, *jax.tree.map(lambda field: field[0], blocks))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    total: R = jax.lax.scan(add, zero, blocks)[0]
-    return total
+    return jax.lax.scan(add, zero, blocks)[0]
 
 
 def map_in_blocks(function: Callable[[B, Array], jax.Array], batch: B, present: Array) -> jax.Array:
@@ -81,11 +80,10 @@ def _cut(batch: B, present: Array) -> tuple[B, Array] | None:
         return None  # `present` has an entry per group then, not per row
     if on_accelerator() or rows <= BLOCK or rows % BLOCK:
         return None
-    blocks: tuple[B, Array] = jax.tree.map(
+    return jax.tree.map(
         lambda field: jnp.reshape(field, (rows // BLOCK, BLOCK, *field.shape[1:])),
         (batch, present),
     )
-    return blocks
 
 
 def compiled_pass(

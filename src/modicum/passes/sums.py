@@ -344,8 +344,7 @@ def value_and_slope(
     of_block = partial(jax.value_and_grad(log_likelihood_sum, argnums=1), target, t)
     if target.coding is not None:  # scatters have no large intermediate results
         return of_block(batch, present)
-    total: tuple[jax.Array, jax.Array] = sum_in_blocks(of_block, batch, present)
-    return total
+    return sum_in_blocks(of_block, batch, present)
 
 
 chunk_gradient = compiled_pass(value_and_slope)
@@ -443,8 +442,7 @@ def _sweep(target: Target, source: Streamed | None, t: jax.Array, chunks: Pytree
         return added, None
 
     zero = (jnp.zeros((), jnp.float64), jnp.zeros_like(t))
-    total: Slope = jax.lax.scan(add, zero, chunks)[0]
-    return total
+    return jax.lax.scan(add, zero, chunks)[0]
 
 
 def _backward(
@@ -514,8 +512,7 @@ def _evaluate(target: Target, points: Array, batch: Batch) -> jax.Array:
     def at_point(t: jax.Array) -> jax.Array:
         return model.log_likelihood(target.unravel(t), batch).astype(jnp.float64)
 
-    values: jax.Array = jax.lax.map(at_point, points, batch_size=TOGETHER)
-    return values
+    return jax.lax.map(at_point, points, batch_size=TOGETHER)
 
 
 _log_likelihoods = compiled_pass(_evaluate)

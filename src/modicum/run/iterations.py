@@ -261,8 +261,7 @@ def _of_chains(function: Callable[..., R], *arrays: Pytree) -> R:
     if jax.tree.leaves(arrays)[0].shape[0] > 1:
         return jax.vmap(function)(*arrays)
     of_the_only_one = function(*jax.tree.map(lambda array: array[0], arrays))
-    alone: R = jax.tree.map(lambda result: result[None], of_the_only_one)
-    return alone
+    return jax.tree.map(lambda result: result[None], of_the_only_one)
 
 
 @jit(static=0, options=FASTEST_COMPILE)

@@ -251,8 +251,7 @@ class FusedKernel:
             interpret=self.interpret,
             name="hmc_ecs",
         )
-        made: list[jax.Array] = call(*inputs)
-        return made
+        return call(*inputs)
 
     def _draws(
         self,

@@ -386,10 +386,7 @@ class Chain:
             return here, Subsample(row_ids, rows), accepted
 
         start = (here, subsample, jnp.float32(0))
-        made: tuple[Here, Subsample, jax.Array] = jax.lax.fori_loop(
-            jnp.int32(0), jnp.int32(K), propose, start
-        )
-        return made
+        return jax.lax.fori_loop(jnp.int32(0), jnp.int32(K), propose, start)
 
     def went(
         self, here: Here, subsample: Subsample, chosen: jax.Array

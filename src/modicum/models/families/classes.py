@@ -269,8 +269,7 @@ class _OrderedClasses(_Classes):
 
     def cutpoints(self, extras: jax.Array) -> jax.Array:
         """Return the cutpoints minus the first, which is 0, on the last axis."""
-        padded: jax.Array = namespace(extras).pad(extras, [(0, 0)] * (extras.ndim - 1) + [(1, 0)])
-        return padded
+        return namespace(extras).pad(extras, [(0, 0)] * (extras.ndim - 1) + [(1, 0)])
 
     def free_cutpoints(self, cuts: jax.Array) -> jax.Array:
         """Return the extra parameters, given the cutpoints minus the first."""

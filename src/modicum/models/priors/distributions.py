@@ -197,14 +197,12 @@ def _registered(kind: type[Prior]) -> None:
 def as_tree(prior: P) -> P:
     """Return a prior whose numbers are arrays."""
     _registered(type(prior))
-    tree: P = jax.tree.map(np.asarray, prior)
-    return tree
+    return jax.tree.map(np.asarray, prior)
 
 
 def together(priors: Sequence[P]) -> P:
     """Return priors of one kind and with the same bounds as one, whose numbers are arrays."""
-    joined: P = jax.tree.map(lambda *numbers: np.array(numbers), *map(as_tree, priors))
-    return joined
+    return jax.tree.map(lambda *numbers: np.array(numbers), *map(as_tree, priors))
 
 
 def hyphenated(kind: type) -> str:
