@@ -17,7 +17,7 @@ from helpers.targets import TIMES, probabilities
 from modicum.kernels.all_rows import DelayedAcceptanceKernel
 from modicum.kernels.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
-from modicum.kernels.likelihood_estimates import EMPTY, BlockPoisson, BlockPoissonTables, Perturbed
+from modicum.kernels.likelihood_estimates import EMPTY, BlockPoisson, Perturbed
 from modicum.kernels.moves import AdaptationFlags, HMCMove
 from modicum.kernels.protocols import Proxy
 from modicum.kernels.whitening import Whitening
@@ -69,7 +69,7 @@ def context_of(n, design=Uniform(), weights=None):  # noqa: B008
     return EnergyConservingContext(
         proxy=Proxy(Whitening(np.zeros(1), np.eye(1)), np.zeros(1), -np.eye(1)),
         design=jax.tree.map(np.asarray, tables),
-        estimator=BlockPoissonTables(np.asarray(0.2)),
+        estimator=np.asarray(0.2),
         constant=np.asarray(7.0),
     )
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.normal_factors import normal_factors
 from helpers.slow import slowly
 from helpers.targets import TIMES
-from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
+from modicum.kernels.likelihood_estimates import BlockPoisson, Perturbed
 
 # d, sigma_m, lambda, a, and what theory says: positive share and variance of log |Lhat|
 SETTINGS = [
@@ -39,7 +39,7 @@ def simulate(estimator, count, d, deviation, centre):
         present = draw_present(estimator, present_key)
         noise = jax.random.normal(values_key, (slot_rows(estimator),))
         values = d + deviation * np.sqrt(estimator.batch) * noise
-        given = (values, present, BlockPoissonTables(centre))
+        given = (values, present, centre)
         estimate = estimator.combine(*given)
         told = estimator.describe(estimate, *given)
         return estimate.log, told["sign"], told
@@ -87,7 +87,7 @@ def test_rows_in_empty_slots_do_not_matter(x64):
     @jax.jit
     @jax.value_and_grad
     def log(D):
-        return estimator.combine(D, present, BlockPoissonTables(0.0)).log
+        return estimator.combine(D, present, 0.0).log
 
     (one, _), (other, slope) = log(values), log(spoiled)
     assert float(one) == float(other)
@@ -103,7 +103,7 @@ def test_the_gradient_is_its_slope_on_both_sides_of_zero(x64):
     @jax.jit
     @jax.value_and_grad
     def log(t):
-        return estimator.combine(25 * jnp.sin(x @ t), present, BlockPoissonTables(0.4)).log
+        return estimator.combine(25 * jnp.sin(x @ t), present, 0.4).log
 
     d = 25 * np.sin(x @ t).reshape(-1, 4)
     c = (25 * np.cos(x @ t))[:, None] * x

@@ -34,7 +34,7 @@ from modicum.kernels.designs import (
 )
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.gradients import Taylor
-from modicum.kernels.likelihood_estimates import BlockPoissonTables, Perturbed
+from modicum.kernels.likelihood_estimates import Perturbed
 from modicum.kernels.moves import HMCMove
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.methods.weights import sample_on_host
@@ -124,7 +124,7 @@ def context_with(e, certain, centre=0.0):
     return EnergyConservingContext(
         e.proxy,
         (),
-        BlockPoissonTables(jnp.asarray(centre)),
+        jnp.asarray(centre),
         jnp.zeros(()),
         e.cache(np.ones(len(certain)), certain.row_ids),
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -170,20 +170,17 @@ def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
     return np.asarray(np.exp(xlogy(counts, mean) - mean - gammaln(counts + 1.0)))
 
 
-class BlockPoissonTables(NamedTuple):
-    """What the estimator needs to know about the data."""
-
-    centre: float | jax.Array  # expected difference l - sum q, minus a coreset's
+Centre: TypeAlias = float | jax.Array  # expected difference l - sum q, minus a coreset's
 
 
 @dataclass(frozen=True)
-class BlockPoisson(Estimator[BlockPoissonTables]):
+class BlockPoisson(Estimator[Centre]):
     """A product of lambda blocks of Poisson(1) many factors (dhat - a) / lambda (eq. 5.1).
 
     Only the multiset of factors matters, so a block of the subsample holds the factors of several
     of the paper's products together: a Poisson(lambda / blocks) number of them, each computed from
     `batch` rows. The soft lower bound is a = centre - lambda, which minimizes the variance where
-    `centre` (in the tables) equals the difference l - sum q. The estimate is unbiased for any bound
+    the centre (the tables) equals the difference l - sum q. The estimate is unbiased for any bound
     that does not depend on u, so the bound may follow that difference as the parameters move. It
     must: where l - sum q falls below a constant bound, all factors are negative, |Lhat| grows with
     the distance, and chains that get there stay.
@@ -202,11 +199,11 @@ class BlockPoisson(Estimator[BlockPoissonTables]):
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables
+    >>> from modicum.kernels.likelihood_estimates import BlockPoisson
     >>> estimator = BlockPoisson(products=20, batch=2, blocks=4)
     >>> present = jnp.arange(estimator.slots) < 20
     >>> values = jnp.zeros(2 * present.size)  # zero residuals: all factors are one
-    >>> float(estimator.combine(values, present, BlockPoissonTables(0.0)).log)
+    >>> float(estimator.combine(values, present, 0.0).log)
     0.0
     """
 
@@ -280,36 +277,25 @@ class BlockPoisson(Estimator[BlockPoissonTables]):
         places = jnp.where(accept & (slots < self.slots), slots * self.batch, nowhere)
         return put_each(rows, parts, places)
 
-    def raise_expectation(
-        self, tables: BlockPoissonTables, difference: jax.Array
-    ) -> BlockPoissonTables:
+    def raise_expectation(self, tables: Centre, difference: jax.Array) -> Centre:
         """Move the bound with the expected difference."""
-        return tables._replace(centre=tables.centre + difference)
+        return tables + difference
 
-    def _factors(
-        self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables
-    ) -> jax.Array:
+    def _factors(self, values: jax.Array, present: jax.Array, centre: Centre) -> jax.Array:
         """f = (dhat - a) / lambda with a + lambda the centre; one where there is no factor."""
         dhat = values.reshape(present.size, self.batch).mean(axis=1)  # eq. 4.2
-        return jnp.where(present, 1 + (dhat - tables.centre) / self.products, 1.0)
+        return jnp.where(present, 1 + (dhat - centre) / self.products, 1.0)
 
-    def combine(
-        self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables
-    ) -> Estimate:
+    def combine(self, values: jax.Array, present: jax.Array, tables: Centre) -> Estimate:
         """log |Lhat| - sum q = a + lambda + sum log |f| (eq. 5.1)."""
         factors = self._factors(values, present, tables)
         logs = jnp.log(jnp.abs(factors))
-        centre, number = tables.centre, jnp.sum(present)
-        mean = self.products * (factors - 1).sum() / jnp.maximum(number, 1) + centre
+        mean = self.products * (factors - 1).sum() / jnp.maximum(jnp.sum(present), 1) + tables
         # A compound Poisson sum: E sum log^2 |f| is the variance of log |Lhat|.
-        return Estimate(centre + logs.sum(), mean, jnp.sum(logs**2))
+        return Estimate(tables + logs.sum(), mean, jnp.sum(logs**2))
 
     def describe(
-        self,
-        estimate: Estimate,
-        values: jax.Array,
-        present: jax.Array,
-        tables: BlockPoissonTables,
+        self, estimate: Estimate, values: jax.Array, present: jax.Array, tables: Centre
     ) -> Draw:
         """The sign, and how close the estimate is to changing it."""
         factors = self._factors(values, present, tables)

@@ -65,12 +65,10 @@ def sum_in_blocks(function: Callable[[B, Array], R], batch: B, present: Array) -
     return jax.lax.scan(add, zero, blocks)[0]
 
 
-def map_in_blocks(function: Callable[[B, Array], jax.Array], batch: B, present: Array) -> jax.Array:
-    """Return one number per row, from `function(batch, present)` on each block."""
+def map_in_blocks(function: Callable[[B], jax.Array], batch: B, present: Array) -> jax.Array:
+    """Return one number per row, from `function(batch)` on each block."""
     blocks = _cut(batch, present)
-    if blocks is None:
-        return function(batch, present)
-    return jnp.concatenate(jax.lax.map(lambda block: function(*block), blocks))
+    return function(batch) if blocks is None else jnp.concatenate(jax.lax.map(function, blocks[0]))
 
 
 def _cut(batch: B, present: Array) -> tuple[B, Array] | None:

@@ -438,8 +438,7 @@ def _sweep(target: Target, source: Streamed | None, t: jax.Array, chunks: Pytree
     def add(total: Slope, item: Pytree) -> tuple[Slope, None]:
         batch, present = item if source is None else source.chunk(item)
         part = value_and_slope(target, t, batch, present)
-        added: Slope = jax.tree.map(jnp.add, total, part)
-        return added, None
+        return jax.tree.map(jnp.add, total, part), None
 
     zero = (jnp.zeros((), jnp.float64), jnp.zeros_like(t))
     return jax.lax.scan(add, zero, chunks)[0]
@@ -523,13 +522,11 @@ def _left_out(
     target: Target, arguments: tuple[Array, Array], batch: Batch, present: Array
 ) -> jax.Array:
     points, log_weight = arguments
-    if target.scatters:
-        return _summarise(log_weight, _evaluate(target, points, batch), batch)
 
-    def of_block(block: Batch, present: Array) -> jax.Array:
+    def of_block(block: Batch) -> jax.Array:
         return _summarise(log_weight, _evaluate(target, points, block), block)
 
-    return map_in_blocks(of_block, batch, present)
+    return of_block(batch) if target.scatters else map_in_blocks(of_block, batch, present)
 
 
 def _summarise(log_weight: Array, values: jax.Array, batch: Batch) -> jax.Array:

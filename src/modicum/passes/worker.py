@@ -256,9 +256,7 @@ def _held(cache: dict[int, T], number: int, make: Callable[[], T]) -> T:
 
 def _rows_at(source: str | list[Reference]) -> Rows:
     if not isinstance(source, str):
-        rows = unpacked(ray_library().get(source[0]))
-        assert isinstance(rows, Rows)
-        return rows
+        return unpacked(ray_library().get(source[0]))
     try:
         return Rows.open(source)
     except DataError as fault:

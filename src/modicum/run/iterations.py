@@ -416,11 +416,7 @@ def table_of(settled: Settled, context: Pytree, rows: Batch) -> jax.Array:
 @jit(static=0)
 def row_requests(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
     """Return the rows that iterations read, with leading axes for chains and iterations."""
-
-    def of_iteration(words: Array) -> RowRequest | None:
-        return kernel.row_request(typed(words)[0], context)
-
-    return jax.vmap(jax.vmap(of_iteration))(keys)
+    return jax.vmap(jax.vmap(lambda words: kernel.row_request(typed(words)[0], context)))(keys)
 
 
 @jit(static=0)

@@ -16,7 +16,6 @@ from modicum.kernels.likelihood_estimates import (
     ROOM,
     ROOM_FOLLOWING,
     BlockPoisson,
-    BlockPoissonTables,
 )
 from modicum.methods.ecs.subsample import NOISE, Tuned, cost_per_draw, refresh_acceptance
 from modicum.methods.method import Tuning
@@ -85,9 +84,9 @@ class ProductChoice(Tuned):
         return self.estimator.rows
 
     @property
-    def tables(self) -> BlockPoissonTables:
+    def tables(self) -> float:
         """The centre of the lower bound."""
-        return BlockPoissonTables(self.centre)
+        return self.centre
 
     @property
     def tuning(self) -> Tuning:

@@ -141,9 +141,7 @@ def _chains(
         shape = extent.iterations + 1, path_size(centre)
         uniform = symmetric_uniforms(key, shape, centre.dtype)
         start = centre + scatter * path_chances(uniform[0]).momentum
-        drawn: tuple[jax.Array, jax.Array]
-        _, drawn = jax.lax.scan(iterate, start, uniform[1:])
-        return drawn
+        return jax.lax.scan(iterate, start, uniform[1:])[1]
 
     keys = jax.random.split(key, extent.chains)
     return jax.vmap(chain)(keys) if extent.side_by_side else jax.lax.map(chain, keys)

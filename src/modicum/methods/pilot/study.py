@@ -148,7 +148,6 @@ def _weights(
             return known.pop()
         found = expected_residuals(task.sums, about.control_variate, proxy, draws, by_draws)
         if task.grouped:  # larger groups cost more
-            assert isinstance(found, np.ndarray)
             found = found / np.sqrt(as_groups(task.rows).index.size)
         return found
 

@@ -18,7 +18,6 @@ from modicum.arrays import as_either
 from modicum.errors import ModicumWarning, SettingError, listed, suggestion
 from modicum.models.constraints import (
     Bijection,
-    Constraint,
     Correlations,
     Entries,
     Interval,
@@ -353,8 +352,7 @@ class ModelPriors:
         for j, prior in enumerate(self.coefficients):
             if prior.is_bounded:
                 alike.setdefault(Interval(*prior.bounds), []).append(j)
-        parts: list[tuple[tuple[int, ...], Constraint]]
-        parts = [(tuple(where), within) for within, where in alike.items()]
+        parts = ((tuple(where), within) for within, where in alike.items())
         return Entries((*parts, *((where, monotonic_steps) for where in self.steps)))
 
     @cached_property
