@@ -32,8 +32,6 @@ from modicum.rows import Rows
 from modicum.runtime import Array
 
 Batch = Mapping[str, Array]
-# takes a chunk and the index of its first row
-OtherFields = Callable[[Batch, int], None]
 CHUNK = 262_144
 REMOTE = 1e-12  # an outcome whose range is a smaller share of its size has too few digits left
 MANY, FEW = 100, 5  # more than MANY classes with fewer than FEW rows each are not classes
@@ -163,11 +161,12 @@ def count_classes(rows: Rows) -> int:
 
 
 def check_outcomes(
-    model: object, rows: Rows, support: Support, others: OtherFields | None = None
+    model: object, rows: Rows, support: Support, others: Callable[[Batch, int], None] | None = None
 ) -> None:
-    """Refuse outcomes outside the support, naming the first such row; `others` checks all fields.
+    """Refuse outcomes outside the support, naming the first such row.
 
-    Codes without a level, as in a damaged store, are refused too.
+    `others` checks the other fields of a chunk, given the index of its first row. Codes without a
+    level, as in a damaged store, are refused too.
     """
     start = 0
     for chunk in rows.chunks(CHUNK):

@@ -361,7 +361,6 @@ def _hessian_sum(target: Target, t: Array, batch: Batch, present: Array) -> tupl
     return expansion(partial(log_likelihood_sum, target))(t, batch, present)
 
 
-Chunk: TypeAlias = tuple[Batch, jax.Array]  # rows, and which of them are present
 Slope: TypeAlias = tuple[jax.Array, jax.Array]  # a log-likelihood, and its gradient
 
 
@@ -372,7 +371,7 @@ class Streamed:
     rows: Rows
     size: int
 
-    def chunk(self, item: jax.Array) -> Chunk:
+    def chunk(self, item: jax.Array) -> tuple[Batch, jax.Array]:
         """Return (batch, present) of the chunk whose number is `item`."""
         batch, present = self.rows.chunk(0, self.size)  # all chunks have its shapes and types
         types = {name: jax.dtypes.canonicalize_dtype(part.dtype) for name, part in batch.items()}
