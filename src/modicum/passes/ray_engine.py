@@ -54,7 +54,6 @@ from modicum.passes.worker import (
     packed,
     ray_library,
     silence_of,
-    stop,
 )
 from modicum.progress import PATIENCE, Progressbar, in_short, phase, say
 from modicum.rows import Rows, weight_classes
@@ -499,9 +498,12 @@ class Ray(EngineChoice):
 
     def close(self) -> None:
         """Stop the workers, and Ray too if it was started for them."""
-        stop(self._actors)
-        if self._started:
-            ray_library().shutdown()
+        ray = ray_library()
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor)
+            if self._started:
+                ray.shutdown()
         self._actors, self._started = [], False
 
     def _start(self, ray: ModuleType, progressbar: Progressbar) -> None:
@@ -536,7 +538,9 @@ class Ray(EngineChoice):
         if not started:
             self.close()
             raise _no_worker(ray, faults, self.cpus)
-        stop(actor for actor in self._actors if actor not in started)
+        for actor in self._actors:
+            if actor not in started:
+                ray.kill(actor)
         self._actors = started
         if len(started) < workers:
             reason = f" ({first_line(faults[0])})" if faults else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -327,14 +327,10 @@ class RayHosts:
 
     def close(self) -> None:
         """Release the hosts."""
-        stop(self._actors)
-
-
-def stop(actors: Iterable[Actor]) -> None:
-    """Stop actors, unless their cluster is gone."""
-    ray = ray_library()
-    for actor in actors if ray.is_initialized() else ():
-        ray.kill(actor)
+        ray = ray_library()
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor)
 
 
 def fetched(shared: list[Reference]) -> tuple[Answer, Answer]:

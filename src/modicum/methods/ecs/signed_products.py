@@ -12,11 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from modicum.kernels.likelihood_estimates import (
-    ROOM,
-    ROOM_FOLLOWING,
-    BlockPoisson,
-)
+from modicum.kernels.likelihood_estimates import ROOM, ROOM_FOLLOWING, BlockPoisson
 from modicum.methods.ecs.subsample import NOISE, Tuned, cost_per_draw, refresh_acceptance
 from modicum.methods.method import Tuning
 from modicum.methods.pilot.coreset import Coreset
