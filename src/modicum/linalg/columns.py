@@ -1,8 +1,7 @@
 """The model matrix of a batch of rows: dense, or dense columns and codes.
 
-All products with the columns of a row go through a `ModelMatrix`: X b (`matvec`, or `@`), X'f
-(`rmatvec`) and X' diag(h) X (`sandwich`), of NumPy or of JAX arrays. Another kind of columns is
-another subclass.
+All products with the columns of a row go through a `ModelMatrix`: X b (`@`), X'f (`rmatvec`) and
+X' diag(h) X (`sandwich`), of NumPy or of JAX arrays. Another kind of columns is another subclass.
 
 Rows with codes are never expanded into columns. X b gathers one entry of b per code, X'f sums f by
 level, and X' diag(h) X consists of products of the dense columns, sums of h x by level, and sums of
@@ -46,11 +45,8 @@ class ModelMatrix(ABC):
         """Number of columns."""
 
     @abstractmethod
-    def matvec(self, b: jax.Array) -> jax.Array:
-        """X b, for b of shape (columns,) or (columns, k)."""
-
     def __matmul__(self, b: jax.Array) -> jax.Array:
-        return self.matvec(b)
+        """X b, for b of shape (columns,) or (columns, k)."""
 
     @abstractmethod
     def rmatvec(self, f: jax.Array) -> jax.Array:
@@ -107,7 +103,7 @@ class DenseMatrix(ModelMatrix):
         """Number of columns."""
         return self.x.shape[-1] + self.ones
 
-    def matvec(self, b: jax.Array) -> jax.Array:
+    def __matmul__(self, b: jax.Array) -> jax.Array:
         """X b."""
         if self._without_ones:
             return namespace(b).asarray(self.x @ b[:-1] + b[-1])
@@ -277,7 +273,7 @@ class CodedMatrix(ModelMatrix):
         """Number of columns."""
         return self.coding.size + self.ones
 
-    def matvec(self, b: jax.Array) -> jax.Array:
+    def __matmul__(self, b: jax.Array) -> jax.Array:
         """X b, by gathering rows of b."""
         xp = namespace(b)
         kind = xp.result_type(self.dtype, b)

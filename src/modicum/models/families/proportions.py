@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -183,9 +182,9 @@ class _Trials(_Successes):
         trials = np.asarray(batch["trials"]).astype(np.int64)
         return rng.binomial(trials, self.draw_chances(rng, eta)).astype(float)
 
-    @abstractmethod
     def draw_chances(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
-        """Draw the probability of a success in the trials of each row, or compute it."""
+        """Return the probability of a success in the trials of each row, or draw it."""
+        return chances(LINKS[self.link], eta[..., 0])
 
     def check_fields(self, chunk: Batch, first: int) -> None:
         """Refuse trials that are not counts, and more successes than trials."""
@@ -242,10 +241,6 @@ class Binomial(_Trials):
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """The variance of the latent variable of a trial."""
         return LINKS[self.link].noise
-
-    def draw_chances(self, rng: np.random.Generator, eta: np.ndarray) -> np.ndarray:
-        """Return the probability of a success."""
-        return chances(LINKS[self.link], eta[..., 0])
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,6 @@ outcome is a sum of a random number of amounts, and 0 where there is none.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log, pi
@@ -55,9 +54,9 @@ class _Zeros(LogLink):
         zero = rng.random(eta.shape[:-1]) < chances(LINKS["logit"], eta[..., -1])
         return np.where(zero, 0.0, self.draw_others(rng, eta[..., :-1], batch))
 
-    @abstractmethod
     def draw_others(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw outcomes from the other source."""
+        """Draw from the other family."""
+        return self.others.draw_outcomes(rng, eta, batch)
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,10 +86,6 @@ class _Inflated(_Zeros):
         """(1 - pi) (v + pi m^2), with m and v the other family's mean and variance."""
         m, v = self.others.moments(eta[:-1])
         return jax.nn.sigmoid(-eta[-1]) * (v + jax.nn.sigmoid(eta[-1]) * m**2)
-
-    def draw_others(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw from the other family."""
-        return self.others.draw_outcomes(rng, eta, batch)
 
 
 @dataclass(frozen=True, repr=False)
