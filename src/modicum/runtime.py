@@ -270,11 +270,9 @@ class Compiled(Protocol[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the compiled function."""
-        ...
 
     def lower(self, *args: Pytree) -> jax.stages.Lowered:
         """Lower the function for these arguments, as a `jax.jit` function's `lower` does."""
-        ...
 
 
 def jit(

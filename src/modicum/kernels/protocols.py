@@ -41,7 +41,6 @@ class RowRequest(Protocol):
     @property
     def row_ids(self) -> jax.Array:
         """Numbers of the rows to read."""
-        ...
 
     def _asdict(self) -> dict[str, Pytree]: ...
 
@@ -51,7 +50,6 @@ class RowDesign(Protocol):
 
     def draw(self, key: jax.Array, count: int, tables: Pytree) -> RowRequest:
         """Draw `count` rows, or sampling units, with the probabilities in the design's tables."""
-        ...
 
 
 def carried_fields(request: RowRequest) -> dict[str, Pytree]:
@@ -132,23 +130,18 @@ class Settled(Protocol):
     @property
     def plain(self) -> Kernel[Pytree, Pytree]:
         """The kernel whose iterations are run."""
-        ...
 
     def numbers(self, size: int) -> tuple[int, int]:
         """Floats held per chain with `size` parameters: the constant part, and per iteration."""
-        ...
 
     def table(self, rows: Batch, context: Pytree) -> jax.Array:
         """Prepare all rows once, so that iterations need not prepare the rows they request."""
-        ...
 
     def of_table(self, table: jax.Array, request: RowRequest) -> jax.Array:
         """Return the requested rows, in the form that `advance` takes, from a table of all rows."""
-        ...
 
     def of_prepared(self, prepared: Pytree) -> jax.Array:
         """Convert rows prepared by the plain kernel to the form that `advance` takes."""
-        ...
 
     def advance(
         self, keys: jax.Array, state: Pytree, fresh: jax.Array, count: jax.Array, context: Pytree
@@ -157,7 +150,6 @@ class Settled(Protocol):
 
         Return the states, and the draws with leading axes for chains and iterations.
         """
-        ...
 
 
 # Moves of the parameters ------------------------------------------------------------------
@@ -194,7 +186,6 @@ class Move(Protocol):
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Return the next point."""
-        ...
 
 
 # A log-likelihood from a few rows ---------------------------------------------------------
@@ -254,24 +245,19 @@ class ControlVariate(Protocol[Cached]):
     @property
     def target(self) -> Target:
         """The model and its layout."""
-        ...
 
     @property
     def fresh_cost(self) -> float:
         """Cost of reading and caching a row, in evaluations of a cached row."""
-        ...
 
     def cache(self, batch: Batch, proxy: Proxy) -> Cached:
         """Cache what later evaluations need from fresh rows (with their `probability`)."""
-        ...
 
     def values(self, cached: Cached, z: jax.Array, proxy: Proxy) -> jax.Array:
         """D_i = d_i / w_i of each cached row at whitened coordinates z."""
-        ...
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """sum_k q_k(z) - sum_k l_k(t*) plus the log-prior (up to a constant)."""
-        ...
 
 
 def number_of_rows(cached: Pytree) -> int:

@@ -27,11 +27,9 @@ class OnNumPy(ControlVariate[Pytree], Protocol):
 
     def blocks(self, batch: Batch, proxy: Proxy) -> Iterator[Pytree]:
         """Cache rows, or groups, a few at a time."""
-        ...
 
     def gradients(self, cached: Pytree, z: np.ndarray, proxy: Proxy) -> np.ndarray:
         """Gradient of D of each cached row at one draw (d,), (rows, d)."""
-        ...
 
 
 def needs_no_compiler(control_variate: ControlVariate[Pytree], proxy: Proxy) -> TypeGuard[OnNumPy]:

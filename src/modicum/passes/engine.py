@@ -115,17 +115,14 @@ class Hosts(Protocol):
 
     def share(self, settings: object, rows: object) -> list[object]:
         """Send objects that all hosts read; return references to them."""
-        ...
 
     def calls(
         self, method: str, arguments: Sequence[tuple[object, ...]]
     ) -> list[Any]:  # what the method returns
         """Call the first hosts, one for each tuple of arguments; return their results."""
-        ...
 
     def close(self) -> None:
         """Release the hosts."""
-        ...
 
 
 class Engine(ABC):

@@ -54,13 +54,11 @@ class KeptOrder(Protocol):
 
     def __getitem__(self, places: slice | np.ndarray, /) -> np.ndarray:
         """Row numbers at these places of the order."""
-        ...
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray: ...
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
         """The rows at these places, an array of any shape."""
-        ...
 
 
 class KeptNumbers(Protocol):
@@ -70,7 +68,6 @@ class KeptNumbers(Protocol):
 
     def extent(self) -> Extent:
         """Sums and range of the numbers of all rows."""
-        ...
 
     def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, KeptOrder]:
         """Return the weight and size of each class, and the rows sorted by class.
@@ -78,7 +75,6 @@ class KeptNumbers(Protocol):
         Weights are summed as for an array: by `rows_by_class`, one BLOCK of rows at a time, in
         order.
         """
-        ...
 
 
 def extent_of(expected: np.ndarray | KeptNumbers) -> Extent:
