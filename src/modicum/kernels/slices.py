@@ -61,10 +61,9 @@ def put_each(array: jax.Array, parts: jax.Array, positions: jax.Array) -> jax.Ar
         inserted_window_dims=(),
         scatter_dims_to_operand_dims=(0,),
     )
-    places = _unsigned(positions)[:, None]
     return jax.lax.scatter(
         array,
-        places,
+        _unsigned(positions)[:, None],
         parts,
         numbers,
         unique_indices=True,

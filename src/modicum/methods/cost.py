@@ -199,8 +199,7 @@ def seconds_for(task: Task, *works: Work) -> list[float]:
 def _seconds_of_compiling(task: Task, busy: float) -> float:
     """Estimate the time to compile a chain's step, from the model's compilation so far."""
     so_far = task.sums.clock.compiling
-    own = task.target.model.users_functions
-    if own and so_far < AT_HAND:
+    if task.target.model.users_functions and so_far < AT_HAND:
         return busy * CACHED
     return so_far + busy * (SLOWLY if on_accelerator() or task.grouped else COMPILING)
 

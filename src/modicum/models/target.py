@@ -273,8 +273,7 @@ class Target:
     @cached_property
     def arrow_of_effects(self) -> ArrowLayout | None:
         """Layout with the effects of the largest factor apart; None without explicit effects."""
-        model = self.model
-        if self.coding is None or not model.group_terms or self.all_priors is None:
+        if self.coding is None or not self.model.group_terms or self.all_priors is None:
             return None
         return arrow_layout(self.coding, len(self.all_priors.coefficients), self.size)
 

@@ -234,8 +234,8 @@ def _from_curvature(
         )
     notes.extend(_prior_decides(at, names, sums))
     if sums.target.exact_prior is not None:
-        V = ArrowFactor.of(factor).covariance
-        notes.extend(group_notes(sums.target, at.point, V, names))
+        covariance = ArrowFactor.of(factor).covariance
+        notes.extend(group_notes(sums.target, at.point, covariance, names))
     return Anchor(at.point, at.C, at.A, at.B, factor, record, notes)
 
 

@@ -547,7 +547,6 @@ def _tail(size: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
     second = weight * size**2
     if not second.sum() > 0:
         return 0.0, 0.0
-    threshold = size[above][-1]
-    excess = np.log(np.maximum(size[above], 1e-300) / max(threshold, 1e-300))
-    hill = float(np.average(excess, weights=weight[above]))
+    largest = np.maximum(size[above], 1e-300)
+    hill = float(np.average(np.log(largest / largest[-1]), weights=weight[above]))
     return float(second[above].sum() / second.sum()), hill

@@ -177,7 +177,7 @@ def draws_of_short_chains(
 
 def _curves(about: AnchoredProxy, rows: Batch) -> Curves | None:
     """Return curves along the axes on which the posterior given the chains' rows is skewed."""
-    whitened = cached_rows(about.control_variate, rows, about.proxy).rows
+    whitened = np.asarray(cached_rows(about.control_variate, rows, about.proxy).rows)
 
     def evaluate_block(z: np.ndarray) -> np.ndarray:
         ratio = residuals_at(about, z, rows).log_ratio
@@ -187,5 +187,4 @@ def _curves(about: AnchoredProxy, rows: Batch) -> Curves | None:
         return in_equal_blocks(evaluate_block, z, AT_ONCE)
 
     start = np.zeros_like(about.centre)
-    whitened_rows = np.asarray(whitened)
-    return skewed_axes(log_posterior, start, about.anchor, whitened_rows, finer_at_walls=True)
+    return skewed_axes(log_posterior, start, about.anchor, whitened, finer_at_walls=True)

@@ -298,7 +298,6 @@ class ModelPriors:
 
     def log_folded(self, theta: Theta) -> jax.Array:
         """Return the part that is quadratic in the parameters, or counts as such."""
-        constrained = self.constrained
         beta = jnp.asarray(theta["beta"])
         total = jnp.zeros(())
         normal = {j: Normal(*p.numbers) for j, p in enumerate(self.coefficients) if p.is_normal}
@@ -306,7 +305,7 @@ class ModelPriors:
             values = beta if len(normal) == beta.shape[-1] else beta[..., np.array(list(normal))]
             total = jnp.sum(together(list(normal.values())).density(values))
         for name, prior, centre in self.alone:
-            if prior.is_normal and not (centre and constrained):
+            if prior.is_normal and not (centre and self.constrained):
                 common = beta[..., : len(self.coefficients)]
                 shift = common @ jnp.asarray(centre) if centre else 0.0
                 normal_prior = Normal(*prior.on_coordinate)
