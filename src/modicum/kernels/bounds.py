@@ -348,13 +348,16 @@ class StudentTBound(Bound[StudentT]):
     [0.0, 0.325]
     """
 
+    def _squared(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        return ((y - predictors[:, 0]) / self._spread(predictors[:, 1:])) ** 2
+
     def _spread(self, extras: jax.Array) -> float | jax.Array:
         scale = self.model.scale
         return scale if scale is not None else jnp.exp(extras[..., 0])
 
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """The squared standardized residuals at these predictors."""
-        return ((y - predictors[:, 0]) / self._spread(predictors[:, 1:])) ** 2
+        return self._squared(predictors, y)
 
     def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """u0 = 1, a residual of one scale: the constant that leaves the fewest rows bright."""
@@ -363,7 +366,7 @@ class StudentTBound(Bound[StudentT]):
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """(nu + 1)/2 (w - log(1 + w)) with w = (u - u0) / (nu + u0)."""
         nu = self.model.known_df()
-        w = (self.tight_at(predictors, y) - tight) / (nu + tight)
+        w = (self._squared(predictors, y) - tight) / (nu + tight)
         return (nu + 1) / 2 * (w - jnp.log1p(w))
 
     def quadratic(self, eta: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
