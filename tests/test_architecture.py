@@ -44,21 +44,21 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_119,
-    "rows": 6_922,
-    "methods": 6_540,
+    "models": 8_090,
+    "rows": 6_918,
+    "methods": 6_499,
     "posterior": 5_751,
-    "kernels": 3_745,
-    "passes": 2_906,
-    "": 3_423,
-    "run": 1_338,
+    "kernels": 3_688,
+    "passes": 2_875,
+    "": 3_420,
+    "run": 1_331,
     "cli": 1_063,
     "digest": 861,
-    "linalg": 697,
-    "diagnostics": 666,
+    "linalg": 690,
+    "diagnostics": 664,
 }
 
-TESTS_BUDGET = 24_220  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_243  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
@@ -68,14 +68,14 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     name: times
     for times, names in {
         11: "LevelArray",
-        10: "Rows",
+        9: "Rows",
         8: "Call",
         5: "ColumnArray LinearPredictorModel ShrunkPrior",
         4: "Digest LinearTaylor",
         3: "HMCMove Point ScaleFamily",
         2: "BaseModel EngineChoice GroupTerm IntegratedEffects Method PathChances "
         "Perturbed Posterior TableFiles",
-        1: "AsTraced Auto AutodiffTaylor BlockPoisson Constraint Effects EndlessError "
+        1: "AsTraced Auto AutodiffTaylor BlockPoisson Constraint EndlessError "
         "EnergyConservingKernel FedRows Flat FlatCache FormulaEncoding GroupTaylor "
         "GroupedRows LogNormal Markup Model ModicumError ModicumWarning NoNoiseError "
         "OrderedBackend Parameters Prior RowsSchema Rule Source Target _Bijected",
