@@ -22,6 +22,7 @@ from modicum.methods import nested_draws
 from modicum.methods.laplace import NestedDensity
 from modicum.methods.level_proposals import LevelProposals
 from modicum.models.priors import exact
+from modicum.posterior.doubts import convergence_warnings
 from modicum.rows.reading import read_formula
 
 FIT = {"draws": 1000, "chains": 4, "random_seed": 3, "progressbar": False}
@@ -233,6 +234,18 @@ def expanded(groups):
     task = task_of(model_for(rows, "logistic", PRIORS, "explicit").model, rows)
     with jax.enable_x64(True):
         return task, nested_draws.Pooled.of(task.target, task.anchor_at_mode())
+
+
+@pytest.mark.filterwarnings("error::modicum.ModicumWarning")
+def test_proposals_that_are_often_refused_are_not_told_to_make_smaller_steps():
+    rng = np.random.default_rng(1)
+    g, x = np.repeat(np.arange(27), 4), np.tile([8.0, 10.0, 12.0, 14.0], 27)
+    effects = rng.normal(size=(27, 2)) * [1.8, 0.1]
+    y = 17 + 0.6 * x + effects[g, 0] + effects[g, 1] * x + 1.3 * rng.normal(size=108)
+    post = mo.fit("y ~ x + (x | g)", pd.DataFrame({"y": y, "x": x, "g": g}), "gaussian", **FIT)
+    assert 0.3 < post.stats["acceptance_rate"].mean(axis=1).min() < 0.5
+    (told,) = convergence_warnings(post.draws, post.stats, mixing=False)
+    assert told.code == "acceptance-low"
 
 
 def quadratic_of(groups, draws, slope, bend):

@@ -732,7 +732,8 @@ class Laplace(Method):
 
 def _finish(doubts: list[ModicumWarning], task: Task, plan: Plan, history: History) -> Outcome:
     weights = history.stats.pop("weight", None)  # a posterior keeps weights apart from stats
-    return Outcome(weights=weights, warnings=doubts, independent=True)
+    # proposals have no step to make smaller: the verdict has judged what they are worth
+    return Outcome(weights=weights, target_accept=0.0, warnings=doubts, independent=True)
 
 
 def normal_density(about: AnchoredProxy) -> NormalDensity:
