@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 664,
 }
 
-TESTS_BUDGET = 24_243  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_254  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
