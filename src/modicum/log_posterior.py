@@ -114,8 +114,7 @@ class LogPosterior:
         check_model_and_rows(model, rows)
         self.ledger = Ledger(rows=len(rows))
         self._target, self.start = Target.of(model, rows, self.ledger)
-        passing = engine_for(engine, progressbar)
-        self._sums = Sums(self._target, rows, passing, self.ledger)
+        self._sums = Sums(self._target, rows, engine_for(engine, progressbar), self.ledger)
 
     def __len__(self) -> int:
         """The number of unconstrained parameters, d."""

@@ -488,5 +488,4 @@ class LogisticRegression(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, X: Features) -> np.ndarray:
         """Return the most probable class of each row."""
-        chances = self.predict_proba(X)
-        return np.asarray(self.classes_[np.argmax(chances, axis=1)])
+        return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])

@@ -259,5 +259,4 @@ def _kept_columns(data: str, encoding: str, names: Sequence[str]) -> dict[str, p
     require_columns(place_name(data), names, source.names)
     batches = (batch.select(names) for batch in source.batches(names))
     schema = pa.schema(zip(names, source.types(names), strict=True))  # there may be no batch
-    table = pa.Table.from_batches(batches, schema)
-    return dict(zip(names, table.columns, strict=True))
+    return dict(zip(names, pa.Table.from_batches(batches, schema).columns, strict=True))

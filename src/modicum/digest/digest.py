@@ -355,14 +355,13 @@ class Digest:
         new = expansion(sums, self.total.point)
         at = replace(self, total=self.total + new)._expand(target, start)
         factor, _ = whitening_factor(at.dense_precision)
-        pool = keep(sums, at.point, factor, factor.T @ at.gradient, size, seed)
         return replace(
             self,
             model=model,
             number=len(rows),
             total=new,
             anchors=self.total.point[None],
-            pool=pool,
+            pool=keep(sums, at.point, factor, factor.T @ at.gradient, size, seed),
             units=None if self.units is None else moment_sums(rows),
             fit_rows=FitRows.of(rows),
             notes=(),
@@ -699,14 +698,13 @@ def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) ->
         anchor.A[:likelihood_size],
         anchor.dense_hessian[:likelihood_size, :likelihood_size],
     )
-    pool = keep(sums, anchor.point, anchor.dense_factor, np.zeros(target.size), size, seed)
     return Digest(
         model=model,
         likelihood=identity_of(target, rows),
         number=len(rows),
         total=total,
         anchors=total.point[None],
-        pool=pool,
+        pool=keep(sums, anchor.point, anchor.dense_factor, np.zeros(target.size), size, seed),
         fit_rows=FitRows.of(rows),
         units=units,
         classes=classes,

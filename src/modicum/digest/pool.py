@@ -112,8 +112,7 @@ class Pool:
 
     def without(self, rows: Rows) -> Pool:
         """Return the pool after `rows` are removed from the data."""
-        counts = RowCounts(self.rows)
-        removed = counts.counted(rows)
+        removed = RowCounts(self.rows).counted(rows)
         if np.any(removed > self.count):
             row = int(np.argmax(removed > self.count))
             raise DataError(

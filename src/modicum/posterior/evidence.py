@@ -180,8 +180,7 @@ def log_evidence(
     bridge = np.zeros(total, bool)
     bridge[np.unique(np.linspace(0, total - 1, min(points, total // 2)).astype(int))] = True
     proposal = NormalProposal.fitted(sums, draws[~bridge], weights[~bridge])
-    rng = generator(random_seed, Stream.EVIDENCE)
-    new = proposal.draw(rng, points)
+    new = proposal.draw(generator(random_seed, Stream.EVIDENCE), points)
     pooled = [] if model.resolved_priors is None else model.resolved_priors.all_pooled
     constant = sum(unnormalized_lkj_integral(len(p.sds), p.eta) for p in pooled if p.partials)
     log_ratio = log_joint(sums, new, "evidence") - proposal.log_density(new) - constant

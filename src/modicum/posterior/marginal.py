@@ -299,9 +299,8 @@ def contrast(
                 "predict probabilities; use 'difference' or 'ratio'."
             )
     asked = None if between is None else _listed(between)
-    settings = len(asked or ())
     averaged = _averages(
-        post, [column], data, draws, subsample, random_seed, groups, settings, given
+        post, [column], data, draws, subsample, random_seed, groups, len(asked or ()), given
     )
     rows = averaged.rows
     values, levels = rows.values(column), rows.levels(column)
@@ -331,11 +330,9 @@ def contrast(
 
 def _quantity(post: FittedDraws) -> str:
     """Return what is predicted, such as "chance of late", for the axis of a plot."""
-    family = post.fitted_model().row_model
-    is_chance = type(family).decide is not BaseModel.decide
-    many = len(post.class_names()) > 2
-    words = ("expected", "chance of")[is_chance] + " each" * many
-    return f"{words} {post.outcome_name()}"
+    is_chance = type(post.fitted_model().row_model).decide is not BaseModel.decide
+    each = " each" * (len(post.class_names()) > 2)
+    return f"{'chance of' if is_chance else 'expected'}{each} {post.outcome_name()}"
 
 
 def _values_by_column(columns: list[str], at: Any) -> dict[str, list[Level]]:  # as a user wrote it

@@ -367,8 +367,7 @@ def outcomes(
     model = source.predictor.model
     rng = generator(seed, Stream.OUTCOMES)
     if not model.row_model.has_predictors:
-        has_classes = type(model).decide is not BaseModel.decide
-        if model.simulates or not has_classes:
+        if model.simulates or type(model).decide is BaseModel.decide:
             return _simulated(source, rows, rng)
         return in_pieces(rows, source.weights.size, lambda batch: _draw_classes(rng, source, batch))
     family = family_of(model)

@@ -208,24 +208,17 @@ def reads_as_number(value: object) -> bool:
     return True
 
 
-def other_separator(names: list[str]) -> str | None:
-    """Return advice if the only column name shows that the separator is not a comma."""
-    marks = [word for word, mark in SEPARATORS.items() if mark in names[0]] if names else []
-    if len(names) != 1 or not marks:
-        return None
-    return (
-        f"there is a single column, named {names[0]!r}, so the columns seem to be separated by "
-        f"{marks[0]}; read the table with pd.read_csv(path, sep={SEPARATORS[marks[0]]!r}), or pass "
-        "the path of the file itself."
-    )
-
-
 def names_like(name: object, names: Iterable[object]) -> str:
     """Return a hint: the names closest to `name`, or else the first few names."""
     texts = [str(n) for n in names]
-    separated = other_separator(texts)
-    if separated is not None:
-        return separated
+    only = texts[0] if len(texts) == 1 else ""
+    marks = [word for word, mark in SEPARATORS.items() if mark in only]
+    if marks:
+        return (
+            f"there is a single column, named {only!r}, so the columns seem to be separated by "
+            f"{marks[0]}; read the table with pd.read_csv(path, sep={SEPARATORS[marks[0]]!r}), or "
+            "pass the path of the file itself."
+        )
     near = difflib.get_close_matches(str(name), texts, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(map(repr, near)) + "?"

@@ -442,8 +442,7 @@ def _digest(description: Description, blocks: Iterable[bytes]) -> str:
     ]
     if description.coding is not None:  # equal codes may mean different columns
         facts.append(plain(description.coding))
-    header = json.dumps(facts)
-    digest = hashlib.sha256(header.encode())
+    digest = hashlib.sha256(json.dumps(facts).encode())
     for block in blocks:
         digest.update(block)
     return digest.hexdigest()[:32]

@@ -116,8 +116,7 @@ class MemoryBackend(Backend):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Through the constructor, so that the unpickled arrays are read-only too.
-        known = {"fingerprint": self.fingerprint}
-        return MemoryBackend, (self.description, self._arrays), known
+        return MemoryBackend, (self.description, self._arrays), {"fingerprint": self.fingerprint}
 
 
 class RowStream(NamedTuple):

@@ -44,9 +44,8 @@ T = TypeVar("T")
 
 def holds_store(uri: str | PathLike[str]) -> bool:
     """Whether there is a row store at a URI of object storage."""
-    bucket = Bucket(str(uri))
     try:
-        return bucket.size(DESCRIPTION) is not None
+        return Bucket(str(uri)).size(DESCRIPTION) is not None
     except LakeError:  # reading it as a table will raise the error
         return False
 

@@ -329,10 +329,9 @@ def sorted_blocks(
     """Yield the rows of `blocks` sorted by `field`; temporary files are kept in `folder`."""
     fields = [name for name, shape in description.fields.items() if shape == ()]
     if field not in fields:
-        names = ", ".join(fields)
         raise SettingError(
             f"sort_by must name a field with one number per row, not {field!r}; these are: "
-            f"{names or 'none'}."
+            f"{', '.join(fields) or 'none'}."
         )
     most = max(1, run_bytes // description.row_bytes)
     with tempfile.TemporaryDirectory(prefix=".runs-", dir=folder) as place:
