@@ -147,13 +147,16 @@ def _fields_of(source: Rows | Mapping[str, object], dtype: object) -> RowStream:
         return field_stream(arrays, None, dtype, source.get("codes"))
     kind = source.dtype if dtype is None else as_dtype(dtype, [])
     about = replace(source._description, dtype=kind)
-    labels = {name: about.labels(name) for name in about.numbers}
+    fields = {name: about.fields[name] for name in about.numbers}
+    labels = [label for name in fields for label in about.labels(name)]
+    numbers = replace(about, fields=fields, codes={}, coding=None)
 
     def chunks(start: int) -> Iterator[dict[str, Array]]:
         for chunk in source.chunks(block_rows(about.width)):
-            rows = range(start, start + len(next(iter(chunk.values()))))
-            yield chunk | {k: in_type(chunk[k], kind, own, rows) for k, own in labels.items()}
-            start = rows.stop
+            block = replace(numbers, dtype=source.dtype).pack(chunk)
+            block = in_type(block, kind, labels, range(start, start + len(block)))
+            yield chunk | numbers.split(block)
+            start += len(block)
 
     return RowStream(about, chunks, len(source))
 
