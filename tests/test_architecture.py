@@ -45,15 +45,15 @@ ORDER = (  # from the top down; packages on one line may use each other
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
     "models": 8_090,
-    "rows": 6_918,
+    "rows": 6_913,
     "methods": 6_499,
-    "posterior": 5_751,
+    "posterior": 5_746,
     "kernels": 3_688,
     "passes": 2_875,
-    "": 3_420,
+    "": 3_418,
     "run": 1_331,
-    "cli": 1_063,
-    "digest": 861,
+    "cli": 1_062,
+    "digest": 858,
     "linalg": 690,
     "diagnostics": 664,
 }
