@@ -158,9 +158,29 @@ def test_refusals_without_init():
         Target.of(mo.Model(flat, lambda th, b: th["a"] * b["z"]), rows)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"constraints": {"a": mo.positive, "aa": mo.positive}},
+        {"shapes": {"aa": 3}},
+        {"init": {"a": 1.0, "aa": 0.0}},
+    ],
+)
+def test_a_parameter_that_nothing_reads_is_refused(settings):
+    """A misspelt name made a parameter without bounds, and ruined the draws of the others."""
+    model = mo.Model(lambda th: -(th["a"] ** 2), decay, **settings)
+    refused(
+        mo.SettingError, "log_likelihood reads the parameter 'aa'", mo.LogPosterior, model, FOUR
+    )
+    both = mo.Model(lambda th: -sum(x**2 for x in th.values()), decay, init={"a": 1.0, "b": 0.0})
+    mo.LogPosterior(both, FOUR)  # negative control: read without its name
+
+
 def test_nested_parameters_are_named_by_path():
     init = {"layer": {"w": np.zeros((2, 3)), "b": 0.0}, "rates": [1.0, 2.0]}
-    model = mo.Model(flat, lambda th, b: b["y"] * 0.0, init=init)
+    model = mo.Model(
+        lambda th: sum(map(jnp.sum, jax.tree.leaves(th))), lambda th, b: b["y"], init=init
+    )
     target, start = Target.of(model, FOUR)
     shapes = {name: leaf.shape for name, leaf in target.report(start).items()}
     assert shapes == {"layer.b": (), "layer.w": (2, 3), "rates.0": (), "rates.1": ()}

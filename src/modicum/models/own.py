@@ -552,9 +552,25 @@ class Model(BaseModel):
                 f"shape {likelihood} where {(count,)} was expected; "
                 + ("flatten it." if likelihood == (count, 1) else "do not sum over rows.")
             )
+        self._check_read(theta, with_given_types(batch, rows.kinds))
         self.check_independence(theta, rows)
         self._check_report(theta)
         self.check_simulate(theta, batch, rows)
+
+    def _check_read(self, theta: Params, batch: Batch) -> None:
+        """Refuse parameters that neither function reads, which nothing would bound."""
+        prior, likelihood = self._functions["log_prior"], self._functions["log_likelihood"]
+        traced = jax.make_jaxpr(lambda t: (prior(t), likelihood(t, batch)))(
+            self.layout.constrain(theta)
+        ).jaxpr
+        read = {id(x) for step in traced.eqns for x in step.invars} | set(map(id, traced.outvars))
+        names = zip(self.layout.names, traced.invars, strict=True)
+        if unread := [name for name, x in names if id(x) not in read]:
+            raise SettingError(
+                f"neither log_prior nor log_likelihood reads the parameter {unread[0]!r}, so that "
+                "nothing bounds it: correct its name in `constraints`, `shapes` or `init`, or "
+                "leave it out."
+            )
 
     def check_independence(self, theta: Params, rows: Rows) -> None:
         """Refuse a log-likelihood that mixes rows, at a point beside the start.
