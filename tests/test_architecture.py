@@ -44,7 +44,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_090,
+    "models": 8_104,
     "rows": 6_913,
     "methods": 6_499,
     "posterior": 5_746,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 664,
 }
 
-TESTS_BUDGET = 24_254  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_271  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
