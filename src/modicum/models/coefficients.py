@@ -567,9 +567,8 @@ class _Choice:
         priors = []
         for term in self.model.pooled:
             of_term = given.get(term.key, given.get(term.kind))
-            sds = []
-            for effect, key in zip(term.effects, term.sd_keys, strict=True):
-                sds.append(given.get(key, of_term) or self.sd_prior(term, effect))
+            pairs = zip(term.effects, term.sd_keys, strict=True)
+            sds = (given.get(key, of_term) or self.sd_prior(term, effect) for effect, key in pairs)
             priors.append(PooledPrior(term, len(term.levels(self.rows)), tuple(sds), correlation))
         return tuple(priors)
 

@@ -564,8 +564,7 @@ class IntegratedEffects(BaseModel):
         """z of each row, (rows, effects): one for the intercept, then the columns that vary."""
         xp = namespace(rows["y"])
         columns = [xp.ones(len(rows["y"]), np.float64)] if self.intercept else []
-        for j in self.columns or ():
-            columns.append(xp.asarray(rows["x"])[:, j].astype(np.float64))
+        columns += [xp.asarray(rows["x"])[:, j].astype(np.float64) for j in self.columns or ()]
         return xp.stack(columns).T
 
     def linear(self, theta: Params, rows: Batch) -> jax.Array:
