@@ -44,7 +44,7 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_104,
+    "models": 8_102,
     "rows": 6_913,
     "methods": 6_499,
     "posterior": 5_746,
