@@ -28,7 +28,7 @@ from modicum.cli import app
 from modicum.errors import DataError, ModicumError, ResourceError, SettingError, as_options
 from modicum.files import place_name
 from modicum.rows import Rows, first_not_finite, lake, object_storage
-from modicum.rows.reading import TableFiles, source_of
+from modicum.rows.reading import TableFiles, read_formula, source_of
 from modicum.rows.rows import doubtful_weights
 
 ingest = partial(mo.rows.ingest, progressbar=False)
@@ -412,6 +412,9 @@ def test_latin_1_is_named_as_such(tmp_path):
             file.write(path.read_bytes())
         with pytest.raises(DataError, match=rf"is not utf-8 text .* in line {number}\)"):
             ingest(tmp_path / f"{name}.csv.gz", tmp_path / "s", categorical=categorical)
+        with pytest.raises(DataError, match=r"is not utf-8 text .*encoding='latin-1'"):
+            read_formula("y ~ g" if name == "level" else "y ~ size", path)
+    assert len(read_formula("y ~ size", tmp_path / "level.csv")) == 2  # negative control: no g
     rows = ingest(tmp_path / "level.csv", tmp_path / "s", categorical=["g"], encoding="latin-1")
     assert rows.columns == ("size", "g[u]")
     assert rows.levels == {"g": ("für", "u")}

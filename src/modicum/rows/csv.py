@@ -142,6 +142,7 @@ class CsvSource(Source):
         for file in self._files:
             empty = [name for name, kind in kinds.items() if pa.types.is_null(kind)]
             kinds |= {f.name: f.type for f in file.schema if f.name in empty}
+            file.require_text(columns)
         for name in [name for name, kind in kinds.items() if pa.types.is_null(kind)]:
             if any(batch.num_rows > batch.column(0).null_count for batch in self.read([name])):
                 kinds[name] = pa.float64()
@@ -188,8 +189,7 @@ class CsvFile:
 
     def read(self, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
         """Record batches of these columns, whose first row is number `start` of the table."""
-        if any(pa.types.is_binary(self.schema.field(name).type) for name in columns):
-            self.require_encoding()  # Arrow's type for text that it cannot decode
+        self.require_text(columns)
         first = start
         try:
             for batch in self._open(columns, self._chosen):
@@ -251,6 +251,11 @@ class CsvFile:
                 decimal_point=self._dialect.point,
             ),
         )
+
+    def require_text(self, columns: Sequence[str]) -> None:
+        """Refuse columns of Arrow's type for text that it cannot decode."""
+        if any(pa.types.is_binary(f.type) for f in self.schema if f.name in columns):
+            self.require_encoding()
 
     def require_encoding(self) -> None:
         """Refuse a file that is not in the stated encoding, naming the first invalid byte."""
