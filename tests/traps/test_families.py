@@ -222,7 +222,8 @@ def test_four_rows_without_an_event_are_warned_of_whatever_the_prior(sd):
 @cases(
     "change words",
     (lambda y: np.where(np.arange(50) == 7, 99_999, y), "99,996 never occur (class 3 is"),
-    (lambda y: y + 1, "1 never occur (class 0 is the first)"),
+    (lambda y: np.where(y == 1, 3, y), "1 never occur (class 1 is the first)"),
+    (lambda y: y + 1, "has classes from 1 to 3, and their numbers must begin at 0; write C(y) ~"),
 )
 def test_classes_that_never_occur_are_refused(model, change, words):
     y = change(np.arange(50) % 3) * 1.0

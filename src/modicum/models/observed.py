@@ -143,6 +143,12 @@ def count_classes(rows: Rows) -> int:
         present = np.union1d(present, chunk["y"].astype(np.int64))
     count = 1 + int(present[-1])
     outcome = f"the outcome '{rows.outcome or 'y'}'"
+    if len(present) == count - present[0] < count:
+        raise DataError(
+            f"{outcome} has classes from {present[0]} to {count - 1}, and their numbers must begin "
+            f"at 0; write C({rows.outcome or 'y'}) ~ ... in a formula, which takes them as they "
+            f"are, subtract {present[0]}, or give classes={count} if lower classes are possible."
+        )
     if len(present) < count:
         absent = int(np.argmax(present != np.arange(len(present))))
         raise DataError(
