@@ -22,6 +22,18 @@ def test_it_is_said_whether_rounding_has_a_mode_or_not(y):
         mo.LogPosterior(mo.models.Gaussian(), mo.Rows(x=X, y=y)).mode()
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_a_lognormal_outcome_has_noise_in_its_logarithm(noise):
+    rng = np.random.RandomState(9)
+    rows = mo.Rows(x=X[:, :2], y=np.exp(X[:, 0] + noise * rng.normal(size=10)))
+    search = mo.LogPosterior(mo.models.Lognormal(), rows).mode
+    if noise:  # negative control
+        assert 1e-4 < np.exp(search().point[-1]) < 1e-2
+    else:
+        with pytest.raises(NoNoiseError, match=r"logarithms of size .*with Gaussian\(scale"):
+            search()
+
+
 def test_a_little_noise_is_noise():
     y = X[:, 0] + 1e-5 * np.random.RandomState(9).normal(size=10)
     mode = mo.LogPosterior(mo.models.Gaussian(), mo.Rows(x=X, y=y)).mode()

@@ -19,6 +19,7 @@ import numpy as np
 from modicum.errors import ConvergenceError, NoNoiseError, argument
 from modicum.linalg.arrow import ArrowCholesky, ArrowMatrix, diagonal
 from modicum.models import LinearPredictorModel, Target
+from modicum.models.families.positive import Lognormal
 from modicum.models.families.real import ScaleFamily
 from modicum.models.model import Batch
 from modicum.passes.curvature import (
@@ -459,13 +460,17 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     may or may not have a mode.
     """
     model, rows = sums.target.model.row_model, sums.rows.members
-    if not isinstance(model, ScaleFamily) or "log_scale" not in model.extras:
+    if not isinstance(model, ScaleFamily | Lognormal) or "log_scale" not in model.extras:
         return
+    family, what = f"{type(model).__name__}(scale=...)", "outcomes"
     theta = sums.target.unravel(point)
     # without an intercept, coefficients of levels are the logarithms of their scales
     log_scale = theta["log_scale"] if "log_scale" in theta else theta["beta"][model.entering[1]]
     scale = float(np.exp(np.min(log_scale)))
-    first = rows.slice(0, min(len(rows), FIRST_ROWS))
+    first = dict(rows.slice(0, min(len(rows), FIRST_ROWS)))
+    if isinstance(model, Lognormal):
+        first["y"] = np.log(first["y"], dtype=float)
+        family, what = "fit the logarithm with Gaussian(scale=...)", "logarithms"
     y = np.asarray(first["y"], float)
     size, spread = float(np.sqrt(np.mean(y**2))) or 1.0, _spread(first)
     how = "the search for a mode drove the scale of the noise to"
@@ -477,9 +482,8 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     if scale < max(spread * (ROUNDED if converged else NO_NOISE), digits):
         raise NoNoiseError(
             f"the columns give the outcome '{rows.outcome or 'y'}' without noise: {how} "
-            f"{scale:.2g}, with outcomes of size {size:.2g}, so this scale has no posterior; look "
-            "for a column that is the outcome in disguise, or set the scale "
-            f"({type(model).__name__}(scale=...))."
+            f"{scale:.2g}, with {what} of size {size:.2g}, so this scale has no posterior; look "
+            f"for a column that is the outcome in disguise, or set the scale ({family})."
         )
 
 
