@@ -118,6 +118,39 @@ def test_a_constant_column_does_not_disagree_with_its_prior():
     assert "prior-far" in codes(pulled)  # negative control
 
 
+@pytest.mark.parametrize("formula", ["y ~ x + z", "y ~ x + z + (1 | g)"])
+@pytest.mark.parametrize("sd", [1e-12, 1e-2])
+def test_what_the_data_say_is_told_beside_any_prior(sd, formula):
+    """As the precision of both less that of the prior it would have no digits at 1e-12."""
+    rng = np.random.default_rng(3)
+    x, z, y = rng.normal(size=(3, 300))
+    table = {"x": x, "z": x + z, "y": y, "g": np.arange(300) % 20}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        post = mo.fit(formula, table, family="gaussian", priors={"x": Normal(0, sd)}, **RUN)
+    (note,) = (note for note in post.warnings if note.code == "prior-decides")
+    columns = np.c_[x, x + z, np.ones(300)]
+    expected = post.mean("scale") * np.sqrt(np.linalg.inv(columns.T @ columns)[0, 0])
+    assert note.numbers["data_sd"] == pytest.approx(expected, rel=0.05)
+    assert note.numbers["prior_sd"] == pytest.approx(sd)
+
+
+def test_a_column_of_zeros_has_no_sd_of_the_likelihood():
+    rng = np.random.default_rng(3)
+    table = {"x": rng.normal(size=300), "k": np.zeros(300), "y": rng.normal(size=300)}
+    with pytest.warns(mo.ModicumWarning, match="2.4, and the likelihood does not depend on it"):
+        mo.fit("y ~ x + k", table, family="gaussian", **RUN)
+
+
+def test_numbers_whose_coefficient_has_no_square_are_refused():
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(2, 100))
+    for big in (1e120, 1e-120):
+        with pytest.raises(mo.DataError, match=r"column 'x' and of 'y' differ so much in size"):
+            mo.fit("y ~ x", {"x": x * big, "y": y / big}, family="gaussian", **RUN)
+    mo.fit("y ~ x", {"x": x * 1e70, "y": y / 1e70}, family="gaussian", **RUN)  # negative control
+
+
 def test_an_outcome_of_scale_100_has_its_closed_form():
     """With a known scale the posterior is normal, including the prior of the centred intercept."""
     rows = large_rows()

@@ -244,6 +244,7 @@ class Pooled:
     constant: float | None = None
     bends: Bends | None = None
     axes: np.ndarray | None = None
+    unturned: Pooled | None = None  # before `along_axes`
 
     @classmethod
     def of(cls, target: Target, anchor: Anchor) -> Pooled:
@@ -268,6 +269,7 @@ class Pooled:
             pull=axes.T @ self.pull,
             common_pull=axes.T @ self.common_pull,
             axes=axes,
+            unturned=self,
         )
 
     def bent(
@@ -504,6 +506,19 @@ class Pooled:
         else:
             half = given.inverse[0, :, 0] * self.axes[places].T
         return np.asarray(half.T @ half)
+
+    def information_of(self, h: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Return what rows say given h of coefficients that are not pooled, whatever their prior.
+
+        In place of their prior is one as wide as the likelihood, so that taking it off again loses
+        no digits, as the prior itself would where it is tight.
+        """
+        plain, prior = self.unturned or self, np.zeros(len(self.pull))
+        told = self._share(h[None])[0] * plain.information.diagonal()[places]
+        prior[places] = np.where(told > 0, told, 1.0)
+        common = plain.information.diagonal_like(prior)
+        spread = replace(plain, common=common).covariance_of(h, places)
+        return np.asarray(np.linalg.inv(spread) - np.diag(prior[places]))
 
     def draw(
         self,

@@ -169,4 +169,5 @@ def notes_at_mode(task: Task, pooled: Pooled, density: ScaleDensity) -> list[Mod
     length = np.sqrt(np.diag(slope @ spread @ slope.T))
     causes = prior_warnings(called, away, length, target.has_normal_prior[apart])
     prior = slope.T @ slope
-    return with_causes(causes, notes + prior_decides(np.linalg.inv(spread) - prior, prior, called))
+    information = pooled.information_of(h, apart)
+    return with_causes(causes, notes + prior_decides(information, prior, called))

@@ -45,6 +45,7 @@ WIDE = 5.0  # posterior sd of a coefficient: much for a level, however wide its 
 COLLINEAR = 1e-6  # below this share the data do not inform the direction at all
 CANCELS = 0.1  # share of the columns' information left along a collinear direction
 DULL = 0.1  # share of the prior's information below which the data are uninformative
+SILENT = 1e150  # sd that stands for one without a bound
 
 
 @dataclass(frozen=True)
@@ -323,11 +324,12 @@ def prior_decides(
         return
     i = dull.top[0]
     prior_sd, data_sd = float(_marginal_sds(prior)[i]), float(_marginal_sds(information)[i])
+    told = f"that of the likelihood alone is {data_sd:.2g}"
+    told = told if data_sd < SILENT else "the likelihood does not depend on it"
     yield ModicumWarning(
         "prior-decides",
         f"the prior decides about {dull.along}: its standard deviation for "
-        f"{parameter_name(names, i)} is {prior_sd:.2g}, and that of the likelihood alone is "
-        f"{data_sd:.2g}",
+        f"{parameter_name(names, i)} is {prior_sd:.2g}, and {told}",
         "if that prior is narrower than you believe, widen it (prior_scale); otherwise the "
         "data say little about it: few rows of a level, or a level without both outcomes",
         information=dull.ratio,
@@ -366,7 +368,7 @@ def _marginal_sds(precision: np.ndarray) -> np.ndarray:
         inverse = cho_solve(cho_factor(precision), np.eye(len(precision)))
         return np.asarray(np.sqrt(np.diag(inverse)))
     except np.linalg.LinAlgError:
-        return np.asarray(1 / np.sqrt(np.maximum(np.diag(precision), 1e-300)))
+        return np.asarray(1 / np.sqrt(np.maximum(np.diag(precision), SILENT**-2)))
 
 
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:

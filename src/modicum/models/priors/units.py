@@ -317,3 +317,10 @@ def _require_sound(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> None:
             f"the column '{names[int(np.argmax(small))]}' holds numbers so small that their "
             "variance underflows; give it in another unit (multiply it by a constant)."
         )
+    apart = (sd > 0) & (sd[-1] > 0) & (np.minimum(sd, sd[-1]) < TINY * np.maximum(sd, sd[-1]))
+    if apart.any():
+        raise DataError(
+            f"the numbers of the column '{names[int(np.argmax(apart))]}' and of '{names[-1]}' "
+            "differ so much in size that the square of a coefficient overflows or underflows; give "
+            "one of them in another unit (multiply or divide it by a constant)."
+        )
