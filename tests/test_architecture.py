@@ -44,12 +44,12 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_102,
-    "rows": 6_913,
-    "methods": 6_499,
+    "models": 8_115,
+    "rows": 6_916,
+    "methods": 6_509,
     "posterior": 5_746,
     "kernels": 3_688,
-    "passes": 2_875,
+    "passes": 2_881,
     "": 3_418,
     "run": 1_331,
     "cli": 1_062,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 664,
 }
 
-TESTS_BUDGET = 24_271  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_311  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")
@@ -73,8 +73,8 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
         5: "ColumnArray LinearPredictorModel ShrunkPrior",
         4: "Digest LinearTaylor",
         3: "HMCMove Point ScaleFamily",
-        2: "BaseModel EngineChoice GroupTerm IntegratedEffects Method PathChances "
-        "Perturbed Posterior TableFiles",
+        2: "BaseModel EngineChoice GroupTerm IntegratedEffects Lognormal Method "
+        "PathChances Perturbed Posterior TableFiles",
         1: "AsTraced Auto AutodiffTaylor BlockPoisson Constraint EndlessError "
         "EnergyConservingKernel FedRows Flat FlatCache FormulaEncoding GroupTaylor "
         "GroupedRows LogNormal Markup Model ModicumError ModicumWarning NoNoiseError "
