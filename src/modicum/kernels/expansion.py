@@ -140,7 +140,7 @@ USUAL_GROUPS = 256  # sample of groups from which the median information is comp
 def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:
     """phi(t): t with the covariance's parameters replaced by coordinates of S."""
     t, model = jnp.asarray(t), target.integrated
-    entries = entries_of(model.factor(target.unravel(t)), model.has_correlations)
+    entries = entries_of(model.factor(target.unravel(t)), model.term.has_correlations)
     own = entries if unit is None else unit * jnp.log1p(entries / unit)
     return t.at[covariance_places(target)].set(own)
 
@@ -162,7 +162,7 @@ def in_expansion_coordinates(
     slopes = first @ T.T
     bends = second @ T.T + first[:, None] @ xp.swapaxes(first, 1, 2)[None]
     size = model.effects
-    entries = np.tril_indices(size) if model.has_correlations else np.diag_indices(size)
+    entries = np.tril_indices(size) if model.term.has_correlations else np.diag_indices(size)
     slope = (slopes + xp.swapaxes(slopes, -1, -2))[:, *entries].T
     bend = xp.moveaxis((bends + xp.swapaxes(bends, -1, -2))[:, :, *entries], -1, 0)
     if unit is not None:  # the entries are variances s, and phi = c log(1 + s / c)
@@ -194,7 +194,7 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
     """
     model = target.integrated
     assert groups.nodes is not None
-    if model.has_correlations:
+    if model.term.has_correlations:
         return None
     group_ids = np.linspace(0, len(groups) - 1, min(len(groups), USUAL_GROUPS)).astype(int)
     batch = groups.take(group_ids)

@@ -51,8 +51,9 @@ class BaseGradientEstimator(ABC):
 
     needs_anchor: ClassVar[bool] = False
     evaluations: ClassVar[int] = 1  # gradient evaluations per row of a batch
-    small_gradients: ClassVar[bool] = False  # whether control variates shrink them near the mode
-    order: ClassVar[int] = 0  # order of the Taylor proxy with residuals of comparable size
+    # Order of the Taylor proxy with residuals of comparable size. From 1 on, control variates make
+    # gradients small near the mode.
+    order: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -152,7 +153,6 @@ class Taylor(BaseGradientEstimator):
 
     order: Annotated[int, among(1, 2)] = 2  # type: ignore[misc]  # others have a constant
     needs_anchor: ClassVar[bool] = True
-    small_gradients: ClassVar[bool] = True
 
     @property
     def control_variate(self) -> ControlVariate[Pytree]:
@@ -213,7 +213,6 @@ class SVRG(Minibatch):
 
     every: Count | None = None
     evaluations: ClassVar[int] = 2
-    small_gradients: ClassVar[bool] = True
     order: ClassVar[int] = 1
 
     def period(self, rows: int, batch: int) -> int:

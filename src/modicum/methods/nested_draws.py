@@ -54,6 +54,7 @@ from modicum.methods.level_proposals import LevelProposals, OtherProposals
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.exact import Effects
+from modicum.models.priors.resolved import INTEGRATED
 from modicum.passes import Anchor, Sums
 from modicum.passes.curvature import folded_prior
 from modicum.runtime import in_threads, one_blas_thread
@@ -282,7 +283,7 @@ class Pooled:
         no such coefficients, or if these are followed already.
         """
         target, size = sums.target, len(self.pull)
-        names = [*target.model.row_model.expansions(), "group_log_sd", "group_partial"]
+        names = [*target.model.row_model.expansions(), *INTEGRATED]
         own = [k for name in names for k in target.likelihood.places.get(name, ())]
         own += [k for k in skewed if k not in own]
         places = np.array(own[:MOST_BENT], int)

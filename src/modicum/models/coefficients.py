@@ -131,7 +131,8 @@ class CoefficientPriors(BaseModel):
     observed: tuple[str, ...] = ()
     bent: Entries | None = None
 
-    adds_common: ClassVar[bool] = False  # the mean's predictor to those of other parameters
+    # Whether outcomes are classes in their order, to all of whose predictors the mean's is added.
+    has_order: ClassVar[bool] = False
     extras_have_unit: ClassVar[bool] = False  # whether they have a unit, as the outcome has
 
     def __post_init__(self) -> None:
@@ -481,7 +482,7 @@ class _Choice:
         """Means of the columns of a predictor, where its default prior holds; 0 for others."""
         means = self.data.x_mean[: len(self.places)]
         own = self.owners == parameter
-        if self.model.adds_common:
+        if self.model.has_order:
             own |= self.owners == ""
         return tuple(map(float, np.where(own, means, 0.0)))
 

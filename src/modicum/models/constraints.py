@@ -319,13 +319,6 @@ def partials_of_factor(factor: jax.Array) -> jax.Array:
     return x[(..., *np.tril_indices(factor.shape[-1], -1))]
 
 
-def log_jacobian_of_factor(x: jax.Array, count: int) -> jax.Array:
-    """Logarithm of |d factor / dx| for the entries below the diagonal, summed over the batch."""
-    row, column = np.tril_indices(count, -1)
-    log_slopes = log_unexplained(x)
-    return jnp.sum(jnp.asarray(1 + (row - 1 - column) / 2, log_slopes.dtype) * log_slopes)
-
-
 @dataclass(frozen=True)
 class Correlations:
     """Correlations of `count` effects, below the diagonal row by row, along the last axis."""
@@ -399,7 +392,10 @@ class _CholeskyCorr(Constraint):
         return correlation_factor(free, _rows_of(free))
 
     def log_jacobian(self, free: jax.Array) -> jax.Array:
-        return log_jacobian_of_factor(free, _rows_of(free))
+        """Sum over the entries below the diagonal."""
+        row, column = np.tril_indices(_rows_of(free), -1)
+        log_slopes = log_unexplained(free)
+        return jnp.sum(jnp.asarray(1 + (row - 1 - column) / 2, log_slopes.dtype) * log_slopes)
 
     def free(self, value: jax.Array) -> jax.Array:
         return partials_of_factor(value)

@@ -533,14 +533,9 @@ class IntegratedEffects(BaseModel):
         """Number of effects per group, r."""
         return len(self.slopes) + self.intercept
 
-    @property
-    def has_correlations(self) -> bool:
-        """Whether the covariance of a group's effects is not diagonal."""
-        return self.correlated and self.effects > 1
-
     def factor(self, theta: Params) -> jax.Array:
         """T, lower triangular: effects are T v with v ~ N(0, I)."""
-        names = INTEGRATED[: 1 + self.has_correlations]
+        names = INTEGRATED[: 1 + self.term.has_correlations]
         xp = namespace(theta[names[0]])
         hyper = xp.concatenate([xp.asarray(theta[name]) for name in names])
         return covariance_factor(hyper, self.effects)

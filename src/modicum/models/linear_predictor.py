@@ -33,6 +33,7 @@ from modicum.models.observed import (
     CENSORED,
     HIDING,
     PARTIAL,
+    TIMES,
     Support,
     check_outcomes,
     check_part,
@@ -114,11 +115,9 @@ class LinearPredictorModel(CoefficientPriors):
     predictor_per_class: ClassVar[bool] = False  # rather than a single one
     # The predictor whose terms each class may have for itself: the mean's (""), or "cs".
     terms_by_class: ClassVar[str | None] = None
-    has_order: ClassVar[bool] = False  # whether outcomes are classes in their order
     mean_is_share: ClassVar[bool] = False  # between 0 and 1, so that it has odds
     no_tails: ClassVar[str] = "its outcomes are known completely"  # why, where it has none
     formula_fields: ClassVar[tuple[str, ...]] = ()  # of `observed`, that `derivatives` reads
-    bounded_by_variation: ClassVar[bool] = False  # whether only outcomes that vary bound extras
 
     # What a family defines ----------------------------------------------------------------
 
@@ -693,8 +692,12 @@ class LinearPredictorModel(CoefficientPriors):
             raise DataError(f"the field 'offset' must hold {numbers} per row{remedy}.")
 
     def check_variation(self, rows: Rows) -> None:
-        """Refuse an outcome that never varies, where nothing else bounds an extra parameter."""
-        if self.bounded_by_variation and self.extras and self.intercept:
+        """Refuse an outcome that never varies, where nothing else bounds an extra parameter.
+
+        A scale is bounded by counts and classes themselves, and times may be censored.
+        """
+        bounded = self.support.whole or self.support == TIMES
+        if self.extras and self.intercept and not bounded:
             refuse_constant(self, rows)
 
     def check_outcome(self, rows: Rows) -> None:

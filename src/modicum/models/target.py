@@ -22,7 +22,7 @@ from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, unflattened
 from modicum.models.priors.exact import Effects, ExactPrior, ExactTerm
-from modicum.models.priors.resolved import OWN, ModelPriors
+from modicum.models.priors.resolved import OWN, ModelPriors, places_of
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
 from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit, on_accelerator
@@ -184,12 +184,9 @@ class Target:
         )
 
     @cached_property
-    def places(self) -> dict[str, tuple[int, ...]]:
+    def places(self) -> dict[str, np.ndarray]:
         """Positions of each leaf in the flat vector, by the leaf's name."""
-        ends = np.cumsum([prod(shape) for shape in self.shapes])
-        starts = np.r_[0, ends[:-1]]
-        pairs = zip(named_leaves(self._shaped), starts, ends, strict=True)
-        return {name: tuple(range(first, last)) for name, first, last in pairs}
+        return places_of(self._shaped)
 
     @property
     def priors(self) -> ModelPriors | None:

@@ -203,11 +203,6 @@ class GroupTerm(PooledTerm):
         return tuple(self.key if e == INTERCEPT else f"{self.key}:{e}" for e in self.effects)
 
     @property
-    def has_slopes(self) -> bool:
-        """Whether any effect is on a column."""
-        return any(effect != INTERCEPT for effect in self.effects)
-
-    @property
     def has_correlations(self) -> bool:
         """Whether correlations between effects are estimated."""
         return self.correlated and len(self.effects) > 1

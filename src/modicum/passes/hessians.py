@@ -39,6 +39,7 @@ from modicum.linalg.columns import LevelColumns, ModelMatrix
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.integrated import Groups, Nodes, groups_of
 from modicum.models.model import Batch
+from modicum.models.priors.resolved import INTEGRATED
 from modicum.passes.engine import compiled_pass, of_numpy, sum_in_blocks
 from modicum.rows.grouped_rows import NodePlaces
 from modicum.runtime import SCATTERS, Array, for_numpy, jit
@@ -441,7 +442,7 @@ def factor_derivatives(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Arr
     """
     model, own = target.integrated, covariance_places(target)
     if namespace(t) is np:
-        if model.has_correlations:
+        if model.term.has_correlations:
             return _factor_derivatives(target, t)
         T, count = np.asarray(model.factor(target.unravel(t))), len(own)
         first = np.zeros((count, *T.shape))
@@ -469,6 +470,4 @@ def _common_columns(model: IntegratedEffects, rows: Batch) -> jax.Array:
 
 def covariance_places(target: Target) -> np.ndarray:
     """Return the indices of the covariance's parameters in the flat vector."""
-    places = target.unravel(np.arange(target.size))
-    own = [places[name] for name in ("group_log_sd", "group_partial") if name in places]
-    return np.concatenate(own)
+    return np.concatenate([target.places[name] for name in INTEGRATED if name in target.places])

@@ -41,7 +41,7 @@ from modicum.ledger import Ledger
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel, GroupTerm, IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.linear_predictor import family_of
-from modicum.models.terms import effect_columns
+from modicum.models.terms import INTERCEPT, effect_columns
 from modicum.passes import LocalEngine, units_of
 from modicum.passes.integrated_groups import draw_effects, effect_moments
 from modicum.posterior.fit_rows import Batch, RowsLike
@@ -415,7 +415,7 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: Share = 0.9) -> p
 
 def _second_moments(term: GroupTerm, rows: Rows | None) -> np.ndarray:
     """Return the mean over the rows of z z', where z is a row's vector of effect columns."""
-    if not term.has_slopes:
+    if term.effects == (INTERCEPT,):
         return np.ones((1, 1))
 
     def squares(rows: Rows, chunk: Batch) -> np.ndarray:

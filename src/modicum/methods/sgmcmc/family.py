@@ -165,7 +165,7 @@ class Parts(NamedTuple):
     def check(self) -> None:
         """Refuse combinations that would not sample from the intended distribution."""
         self.selector.batches(self.integrator)  # raises for some integrators
-        if self.integrator.needs_raw_gradients and self.estimator.small_gradients:
+        if self.integrator.needs_raw_gradients and self.estimator.order:
             raise SettingError(
                 "pSGLD scales steps by the size of minibatch gradients, which control variates and "
                 'snapshots make vanish near the mode; use estimator="minibatch", or another '

@@ -216,7 +216,7 @@ def _doubts(
     ]
     if 2 * kernel.batch <= len(task.rows):
         remedies.append("a larger batch")
-    if not kernel.estimator.small_gradients and not kernel.integrator.needs_raw_gradients:
+    if not kernel.estimator.order and not kernel.integrator.needs_raw_gradients:
         remedies.append("control variates")
     yield ModicumWarning(
         "gradient-noise",

@@ -245,7 +245,6 @@ class _OrderedClasses(_Classes):
 
     classes: Annotated[int, at_least(3)] | None = None
     has_order: ClassVar[bool] = True
-    adds_common: ClassVar[bool] = True
     extra_name: ClassVar[str] = "shift"  # of each other cutpoint from the first
 
     def __post_init__(self) -> None:

@@ -56,7 +56,6 @@ class Gamma(LogLink):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
-    bounded_by_variation: ClassVar[bool] = True
     support = POSITIVE
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -96,7 +95,6 @@ class InverseGaussian(LogLink):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
-    bounded_by_variation: ClassVar[bool] = True
     support = POSITIVE
     extras_have_unit: ClassVar[bool] = True
 
@@ -182,7 +180,6 @@ class Lognormal(_Accelerated):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_scale",)
-    bounded_by_variation: ClassVar[bool] = True
     support = POSITIVE
     link: ClassVar[Link] = LINKS["probit"]
 

@@ -315,7 +315,6 @@ class Beta(LinearPredictorModel):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_precision",)
-    bounded_by_variation: ClassVar[bool] = True
     mean_is_share: ClassVar[bool] = True
     support = SHARES
     multiplies = "odds"

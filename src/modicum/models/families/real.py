@@ -63,7 +63,6 @@ class ScaleFamily(LinearPredictorModel):
 
     on_numpy: ClassVar[bool] = True  # at a known scale
     extras_have_unit: ClassVar[bool] = True
-    bounded_by_variation: ClassVar[bool] = True
     support = REAL
     scale_at: ClassVar[int] = 1  # where among the predictors of a row the log-scale is
 
@@ -318,7 +317,6 @@ class GaussianLog(LogLink):
 
     extras: ClassVar[tuple[str, ...]] = ("log_scale",)
     extras_have_unit: ClassVar[bool] = True
-    bounded_by_variation: ClassVar[bool] = True
     support = REAL
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
@@ -469,7 +467,6 @@ class VonMises(LinearPredictorModel):
     extras: ClassVar[tuple[str, ...]] = ("log_concentration",)
     no_tails: ClassVar[str] = "angles go round in a circle, on which none is below another"
     support = ANGLES
-    bounded_by_variation: ClassVar[bool] = True
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """k (cos(y - mu) - 1) - log(2 pi e^-k I0(k))."""

@@ -213,7 +213,6 @@ class HurdleGamma(_Hurdle):
 
     others: ClassVar[LogLink] = Gamma()
     extras: ClassVar[tuple[str, ...]] = ("log_shape", "logit_zero_chance")
-    bounded_by_variation: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, repr=False)
@@ -229,7 +228,6 @@ class HurdleLognormal(_Hurdle):
 
     others: ClassVar[LogLink] = Lognormal()
     extras: ClassVar[tuple[str, ...]] = ("log_scale", "logit_zero_chance")
-    bounded_by_variation: ClassVar[bool] = True
 
 
 # beyond, the sum over numbers is hard to tabulate
@@ -294,7 +292,6 @@ class Tweedie(LogLink):
 
     extras: ClassVar[tuple[str, ...]] = ("log_dispersion",)
     extras_have_unit: ClassVar[bool] = True
-    bounded_by_variation: ClassVar[bool] = True
     counted: ClassVar[str | None] = "y"
     support = FROM_ZERO
     no_tails: ClassVar[str] = "its chances are sums over numbers of amounts (use hurdle-gamma)"

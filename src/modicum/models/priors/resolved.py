@@ -24,6 +24,7 @@ from modicum.models.constraints import (
     covariance_factor,
     draw_partials,
     monotonic_steps,
+    named_leaves,
     positive,
     real,
     simplex,
@@ -333,7 +334,7 @@ class ModelPriors:
         if joint:
             shares = tuple(tuple(range(at + 1, at + number)) for at, number in joint)
             terms.append(StepShares(shares))
-        of_leaf = _places(theta)
+        of_leaf = places_of(theta)
         for k, like in enumerate(self.shrunk):
             of_columns = {j: prior for j, prior in enumerate(entries) if _alike(prior, like)}
             each = together(list(of_columns.values()))
@@ -373,7 +374,7 @@ class ModelPriors:
 
     def _centred(self, theta: Theta) -> Iterator[CentredIntercept]:
         """Yield the priors of intercepts at a point where coefficients have constraints."""
-        places = _places(theta)
+        places = places_of(theta)
         for name, prior, centre in self.alone:
             if not (self.constrained and centre):
                 continue
@@ -383,7 +384,7 @@ class ModelPriors:
 
     def effects(self, theta: Theta) -> list[Effects]:
         """Return the terms of groups, in the order of their effects and hyperparameters."""
-        places = _places(theta)
+        places = places_of(theta)
         terms: list[Effects] = []
         first = len(self.coefficients)
         for group, parts in self._by_group():
@@ -518,7 +519,7 @@ class ModelPriors:
         known: dict[str, list[Prior | None]] = {"beta": [*self.coefficients, *[None] * pooled]}
         known |= {name: [prior] for name, prior, _ in self.alone}
         entries: list[Prior | None] = []
-        for name, places in _places(theta).items():
+        for name, places in places_of(theta).items():
             priors = known.get(name, [None])
             entries += priors * (places.size // max(1, len(priors)))
         return entries
@@ -535,7 +536,7 @@ class ModelPriors:
         typical = [(0.0, np.inf) if p is None else p.on_coordinate for p in self.by_entry(theta)]
         centre, width = np.array(typical).T
         away, slope = (t - centre) / width, np.diag(1 / width[places])
-        where = _places(theta)
+        where = places_of(theta)
         columns = where["beta"].reshape(np.shape(theta["beta"]))
         for name, _, at in self.alone:
             own = columns[..., : len(at)].reshape(where[name].size, -1)
@@ -592,14 +593,12 @@ def _indices(where: np.ndarray) -> tuple[int, ...]:
     return tuple(map(int, where.ravel()))
 
 
-def _places(theta: Theta) -> dict[str, np.ndarray]:
-    """Return the positions of each leaf in the flat vector, by its path."""
-    paths = jax.tree_util.tree_flatten_with_path(dict(theta))[0]
-    sizes = [prod(np.shape(leaf)) for _, leaf in paths]
+def places_of(theta: Pytree) -> dict[str, np.ndarray]:
+    """Return the positions of each leaf in the flat vector, by its name."""
+    named = named_leaves(theta)
+    sizes = [prod(np.shape(leaf)) for leaf in named.values()]
     places = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    return {
-        ".".join(step.key for step in path): at for (path, _), at in zip(paths, places, strict=True)
-    }
+    return dict(zip(named, places, strict=True))
 
 
 FAR = 3.0  # standard deviations from what the prior expects
