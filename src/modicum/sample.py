@@ -56,6 +56,7 @@ from modicum.runtime import free_memory, in_double_precision, on_accelerator, on
 FUSED = 256  # most iterations of a fused call: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of captured arrays beyond which compilation is slow
 LARGEST_SEED = 2**63 - 1
+DISPERSED = 10  # starting points for a model about which nothing is known
 # An accelerator pays for as many chains of few rows, or for reading all of a table of as many
 # bytes: NUTS on 20,000 rows took two thirds of the time on one H200 that it took on 16 cores.
 MANY_CHAINS, MANY_BYTES = 32, 2**20
@@ -452,7 +453,7 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
     points = tuple(target.ravel(theta) for theta in model.other_starts(rows))
     searchable = model.has_mode and target.size <= DENSE_LIMIT
     if starts is None:
-        starts = model.dispersed_starts if searchable else 1
+        starts = DISPERSED if searchable and model.users_functions else 1
     elif isinstance(starts, Sequence) and not isinstance(starts, str):
         free = [model.free_point(theta, rows) for theta in starts]
         points, starts = tuple(target.ravel(theta) for theta in free), 1

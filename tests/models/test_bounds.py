@@ -81,7 +81,7 @@ def holes(bound, places):
 
 
 def untuned(bound):
-    return bound.untuned(*somewhere(bound.model, 1))
+    return np.full_like(tight_at(bound, *somewhere(bound.model, 1)), bound.untuned)
 
 
 def elsewhere(bound):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,6 @@ from modicum.passes.hessians import assemble
 from modicum.runtime import SCATTERS, Array, Pytree, jit, to_device
 
 SMALLEST_GAP = 1e-300  # gap of a row whose bound is tight to the last bit
-UNTUNED = 1.5  # xi of untuned bounds (Maclaurin and Adams 2014, section 3.1)
 Family = TypeVar("Family", bound=LinearPredictorModel)
 
 
@@ -66,13 +65,11 @@ class Bound(ABC, Generic[Family]):
 
     model: Family
 
+    untuned: ClassVar[float]  # `tight` of bounds that are the same for all rows
+
     @abstractmethod
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """Return `tight` of bounds that touch the likelihood at these predictors."""
-
-    @abstractmethod
-    def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """Return `tight` of untuned bounds, in the shape of `tight_at`."""
 
     @abstractmethod
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
@@ -163,8 +160,8 @@ class BoundedRows:
         fields = {k: jnp.asarray(batch[k], jnp.float64) for k in names if k in batch}
         coding = self.target.coding
         fields |= {k: jnp.asarray(batch[k]) for k in (coding.fields if coding else ())}
-        place = self.bound.tight_at if self.tuned else self.bound.untuned
-        return CachedRows(fields, place(self.predictors(fields, point), fields["y"]))
+        tight = self.bound.tight_at(self.predictors(fields, point), fields["y"])
+        return CachedRows(fields, tight if self.tuned else jnp.full_like(tight, self.bound.untuned))
 
     def predictors(self, fields: Batch, t: jax.Array) -> jax.Array:
         """The predictors of each row at t, as `Bound` takes them."""
@@ -254,13 +251,11 @@ class LogisticBound(Bound[Logistic]):
     [0.0, 0.02]
     """
 
+    untuned: ClassVar[float] = 1.5  # Maclaurin and Adams (2014), section 3.1
+
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """xi = |eta|."""
         return jnp.abs(predictors[:, 0])
-
-    def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """xi = 1.5."""
-        return jnp.full_like(predictors[:, 0], UNTUNED)
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """log cosh(xi/2) - log cosh(eta/2) - a (eta^2 - xi^2): the odd parts cancel."""
@@ -303,13 +298,11 @@ class SoftmaxBound(Bound[Softmax]):
     [0.0]
     """
 
+    untuned: ClassVar[float] = 0.0  # all classes are equally likely
+
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """The predictors themselves."""
         return predictors
-
-    def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """Zero, where all classes are equally likely."""
-        return jnp.zeros_like(predictors)
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """Height of log L above the parabola; the predictor of the observed class cancels."""
@@ -348,6 +341,9 @@ class StudentTBound(Bound[StudentT]):
     [0.0, 0.325]
     """
 
+    # a residual of one scale: the constant that leaves the fewest rows bright
+    untuned: ClassVar[float] = 1.0
+
     def _squared(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         return ((y - predictors[:, 0]) / self._spread(predictors[:, 1:])) ** 2
 
@@ -358,10 +354,6 @@ class StudentTBound(Bound[StudentT]):
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """The squared standardized residuals at these predictors."""
         return self._squared(predictors, y)
-
-    def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """u0 = 1, a residual of one scale: the constant that leaves the fewest rows bright."""
-        return jnp.ones_like(predictors[:, 0])
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """(nu + 1)/2 (w - log(1 + w)) with w = (u - u0) / (nu + u0)."""

@@ -105,10 +105,6 @@ class Integrator:
         """Return the initial state at `z`, with a momentum at the temperature of the dynamics."""
         return IntegratorState(z, sqrt(self.temperature) * jax.random.normal(key, z.shape, z.dtype))
 
-    def refresh(self, key: jax.Array, state: IntegratorState) -> IntegratorState:
-        """Redraw the random part of the initial state."""
-        return self.start(key, state.z)
-
     def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
         """Move to the point where the gradient is needed."""
         return state

@@ -256,7 +256,7 @@ class StochasticGradientKernel(Kernel[StochasticGradientState, StochasticGradien
         current, memory = state
         h = jnp.asarray(flags.step_size, current.z.dtype)
         if self.integrator.period is not None:
-            fresh = self.integrator.refresh(chances.refresh_key, current)
+            fresh = self.integrator.start(chances.refresh_key, current.z)
             current = jax.tree.map(partial(jnp.where, flags.refreshed), fresh, current)
         current = self.integrator.drift(current, h)
         gradients = self.gradients(current.z, batch, memory, context)

@@ -57,7 +57,6 @@ class BaseModel(ABC):
     extras: ClassVar[tuple[str, ...]] = ()  # parameters besides the coefficients, on coordinates
     integrated_group: str | None = None  # the factor whose effects are integrated out
     constrained: Entries = NO_CONSTRAINTS  # constraints of coefficients, if these have bounds
-    dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
     observed: tuple[str, ...] = ()  # fields of rows by which outcomes are known in part
     outcome_field: str = "y"  # field that is predicted, simulated and checked
     has_whole_outcomes: bool | None = None  # if known: their likelihood is then a probability

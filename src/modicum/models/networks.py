@@ -217,21 +217,7 @@ def start_layers(normals: Array, shapes: Shapes, activation: str) -> dict[str, L
 
 @dataclass(frozen=True)
 class _Layered(NeuralModel):
-    """A network of named layers, each with a kernel and a bias.
-
-    Parameters
-    ----------
-    hidden
-        Units of each hidden dense layer.
-    activation
-        "relu", "tanh", "sigmoid", "gelu", "silu" or "softplus", after every layer but the last.
-    likelihood, noise_scale, prior_scale, scale
-        See `modicum.models.networks.NeuralModel`.
-    classes
-        Number of classes; by default one more than the largest outcome.
-    start_seed
-        Seed of the random weights a run starts from.
-    """
+    """A network of named layers, each with a kernel and a bias; `MLP` describes the settings."""
 
     hidden: tuple[int, ...] = (100,)
     activation: Annotated[str, one_of(ACTIVATIONS)] = "relu"

@@ -231,7 +231,6 @@ def middle(shapes: Mapping[str, Shape], constraints: Mapping[str, Constraint]) -
     return dict(zip(layout.names, map(np.asarray, values), strict=True))
 
 
-DISPERSED = 10  # starting points for a model about which nothing is known
 FEW = 8  # rows on which the user's functions are tried
 
 
@@ -307,7 +306,6 @@ class Model(BaseModel):
     """
 
     users_functions: ClassVar[bool] = True
-    dispersed_starts: ClassVar[int] = DISPERSED
 
     def __init__(
         self,

@@ -425,10 +425,11 @@ class Chains(ChainStates):
         return words_of_iterations(self.keys[self._parts[g]], first + np.arange(length))
 
     def _arguments(self, g: int, span: Span, ready: Pytree, state: Pytree) -> tuple[Pytree, ...]:
-        """Return the arguments of the steps of group `g`."""
-        context, _ = self._at_device(g)
-        fixed = (self.kernel, self._extent, context)
-        return (*fixed, self._flags_of(int(span[0])), span, ready, state)
+        """Return the arguments of the steps of group `g`, with flags as many as a call takes."""
+        (context, _), first = self._at_device(g), int(span[0])
+        window = slice(first, first + self.length)
+        flags = jax.tree.map(lambda all_: lengthened(all_[window], self.length), self._flags)
+        return (self.kernel, self._extent, context, flags, span, ready, state)
 
     def _settled_arguments(
         self, g: int, span: Span, batches: Batches | None, state: Pytree
@@ -439,11 +440,6 @@ class Chains(ChainStates):
         words = self._words(g, span[0], self.settled_length)
         read = self._of_group(batches, g)
         return (self.settled, context, source, span[1], read, state, words)
-
-    def _flags_of(self, first: int) -> Pytree:
-        """Return the flags from iteration `first` on, padded to the length of a compiled call."""
-        window = slice(first, first + self.length)
-        return jax.tree.map(lambda all_: lengthened(all_[window], self.length), self._flags)
 
     def close(self) -> None:
         """Shut the threads down."""

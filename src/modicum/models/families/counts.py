@@ -37,7 +37,7 @@ LARGEST_OFFSET = 700.0  # its exponential is still finite
 class LogLink(LinearPredictorModel):
     """A family whose linear predictor is the logarithm of a mean (or of a typical outcome)."""
 
-    counted: ClassVar[str | None] = None  # field whose zeros may all lie on one side of a column
+    counted: ClassVar[bool] = False  # whether zeros may all lie on one side of a column
     multiplies = "mean"
 
     def mean(self, eta: jax.Array) -> jax.Array:
@@ -69,9 +69,9 @@ class LogLink(LinearPredictorModel):
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns along which all counts are 0, or all outcomes censored."""
-        if self.counted is None or self.modelled or self.observed:  # which may explain zeros
+        if not self.counted or self.modelled or self.observed:  # which may explain zeros
             return super().separation(rows, theta)
-        return find_silent_counts(rows, self.intercept, self.counted)
+        return find_silent_counts(rows, self.intercept)
 
     def check_fields(self, chunk: Batch, first: int) -> None:
         """Refuse offsets that overflow as exposures."""
@@ -87,7 +87,7 @@ class LogLink(LinearPredictorModel):
 
 @dataclass(frozen=True, repr=False)
 class _Counts(LogLink):
-    counted: ClassVar[str | None] = "y"
+    counted: ClassVar[bool] = True
     multiplies = "rate"
     support = COUNTS
 

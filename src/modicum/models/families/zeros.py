@@ -64,7 +64,7 @@ class _Inflated(_Zeros):
     """Counts that are 0 with a probability pi, and otherwise those of the other family."""
 
     support = COUNTS
-    counted: ClassVar[str | None] = "y"
+    counted: ClassVar[bool] = True
 
     def log_tails(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """pi + (1 - pi) P(count <= y), and the rest."""
@@ -292,7 +292,7 @@ class Tweedie(LogLink):
 
     extras: ClassVar[tuple[str, ...]] = ("log_dispersion",)
     extras_have_unit: ClassVar[bool] = True
-    counted: ClassVar[str | None] = "y"
+    counted: ClassVar[bool] = True
     support = FROM_ZERO
     no_tails: ClassVar[str] = "its chances are sums over numbers of amounts (use hurdle-gamma)"
 

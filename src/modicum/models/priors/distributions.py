@@ -46,8 +46,6 @@ class Prior(ABC):
 
     support: ClassVar[Domain] = "real"
     quadratic: ClassVar[bool] = False  # whether the log-density is quadratic
-    # Arguments that need not be above zero.
-    any_number: ClassVar[tuple[str, ...]] = ("mean", "lower", "upper")
     is_silent: ClassVar[bool] = False  # whether it is meant to decide where the data are silent
     joint: int = 0  # number of columns, from the first on, that have the prior together
 
@@ -56,7 +54,7 @@ class Prior(ABC):
             value = getattr(self, field.name)
             if value is None and field.default is None:
                 continue
-            if field.name not in self.any_number and not is_positive(value):
+            if field.name not in ("mean", "lower", "upper") and not is_positive(value):
                 raise SettingError(
                     f"{field.name} of {type(self).__name__} must be a positive number, not "
                     f"{value!r}."
@@ -414,26 +412,20 @@ class ShrunkPrior(Prior):
     is sampled and reported.
     """
 
-    shared: ClassVar[tuple[str, ...]]  # arguments besides unit and resolution
     is_silent: ClassVar[bool] = True
     of_noise: ClassVar[bool] = False  # whether the unit is the scale of the noise, where sampled
     unit: float | None
-    resolution: float | None
+    resolution: float | None  # the last two arguments
 
     @property
     def left_to_data(self) -> bool:
         """Whether its unit or its resolution follows from the rows."""
         return self.unit is None or self.resolution is None
 
-    @classmethod
-    def number_names(cls) -> list[str]:
-        """Names of the arguments of the density, but for tau."""
-        return [*cls.shared, "unit", "resolution"]
-
     @property
     def hyperparameters(self) -> tuple[float, ...]:
-        """The arguments that all coefficients with the same tau share."""
-        return tuple(getattr(self, name) for name in self.shared)
+        """The arguments that all coefficients with the same tau share: not unit and resolution."""
+        return self.numbers[:-2]
 
     @abstractmethod
     def mixture(self, xp: ModuleType, tau: Array) -> tuple[Array, Array]:
@@ -517,7 +509,6 @@ class Horseshoe(ShrunkPrior):
     slab: float = 2.5
     unit: float | None = None
     resolution: float | None = None
-    shared: ClassVar[tuple[str, ...]] = ("scale", "slab")
 
     def mixture(self, xp: ModuleType, tau: Array) -> tuple[Array, Array]:
         """Half-Cauchy local scales, which the slab limits."""
@@ -580,7 +571,6 @@ class R2D2(ShrunkPrior):
     cons_D2: float = 0.5  # noqa: N815 - as in brms
     unit: float | None = None
     resolution: float | None = None
-    shared: ClassVar[tuple[str, ...]] = ("mean_R2", "prec_R2", "cons_D2")
     of_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
