@@ -44,14 +44,14 @@ ORDER = (  # from the top down; packages on one line may use each other
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 8_115,
+    "models": 8_082,
     "rows": 6_916,
-    "methods": 6_509,
+    "methods": 6_510,
     "posterior": 5_746,
-    "kernels": 3_688,
-    "passes": 2_881,
-    "": 3_418,
-    "run": 1_331,
+    "kernels": 3_678,
+    "passes": 2_880,
+    "": 3_419,
+    "run": 1_329,
     "cli": 1_062,
     "digest": 858,
     "linalg": 690,
