@@ -610,9 +610,12 @@ def kaplan_meier(
     >>> y, ones = np.array([1.0, 2.0, 3.0, 4.0]), np.ones(4)
     >>> kaplan_meier(y, np.array([True, False, True, True]), ones, np.array([0.5, 1.0, 3.5]))
     array([1.   , 0.75 , 0.375])
+    >>> kaplan_meier(y, ones == 1, np.array([1.0, 1.0, 0.0, 0.0]), np.array([1.5, 3.5, 9.0]))
+    array([0.5, 0. , 0. ])
     """
     moments, place = np.unique(y, return_inverse=True)
     died = np.bincount(place, weight * is_event, len(moments))
     left = np.cumsum(np.bincount(place, weight, len(moments))[::-1])[::-1]  # at risk
-    curve = np.r_[1.0, np.cumprod(1 - died / left)]
+    share = np.divide(died, left, out=np.zeros_like(died), where=left > 0)  # 0 where none counts
+    curve = np.r_[1.0, np.cumprod(1 - share)]
     return np.asarray(curve[np.searchsorted(moments, times, side="right")])
