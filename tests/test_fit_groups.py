@@ -210,7 +210,7 @@ def careless(frame):
 
 
 REFUSED = {
-    "well ~ dose + (1 | ward:patient)": "as many levels as|every row has its own",
+    "well ~ dose + (1 | ward:patient)": "every row has its own",
     "well ~ dose + (1 |)": "names no column after",
     "well ~ dose + (1 | ward + site)": "must name columns after",
     "well ~ dose + (. | ward)": "'.' before |, but '.' means all columns only among the common",

@@ -41,7 +41,10 @@ def frame() -> pd.DataFrame:
         ("well ~ ward + (1 | ward)", "'ward' is both a common term and a group"),
         ("well ~ patient + (patient | ward)", "'ward' would have .* effects .* the limit is 20"),
         ("well ~ dose + (1 | one)", "the group 'one' has a single level"),
-        ("well ~ dose + (1 | patient)", "as many levels as there are rows|every row has its own"),
+        (
+            "well ~ dose + (1 | patient)",
+            "every row has its own 'patient', and the class of a single",
+        ),
         ("well ~ dose + (1 | gap)", "column 'gap' holds a missing value in row 7: .*missing='drop"),
         ("well ~ dose + (1 | wards)", "column 'wards' .* did you mean 'ward'"),
         ("well ~ dose + (1 | ward) + (1 | ward)", "an effect twice"),
@@ -92,6 +95,33 @@ def test_combinations_of_levels_with_colons_stay_apart() -> None:
     known = read_formula("y ~ 1 + (1 | outer:inner)", table[1:], progressbar=False)
     with pytest.raises(mo.DataError, match="a group that the rows of the fit did not have"):
         encode_table(FormulaEncoding.from_dict(known.schema.origin), table, outcome=False)
+
+
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # tau may be 0
+def test_every_study_of_a_meta_analysis_has_an_effect() -> None:
+    """Of rows whose noise is known: the eight schools, by quadrature over their spread tau."""
+    y = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
+    schools = pd.DataFrame(
+        {"y": y, "s": [15.0, 10, 16, 11, 9, 11, 10, 18], "school": list("abcdefgh")}
+    )
+    priors = {"intercept": mo.priors.Normal(0, 20), "group_sd": mo.priors.HalfNormal(25)}
+    formula, run = "y | se(s) ~ 1 + (1 | school)", {"random_seed": 1, "progressbar": False}
+    post = mo.fit(formula, schools, "gaussian", priors=priors, groups="explicit", **run)
+    tau = np.linspace(0.01, 150, 20_000)[:, None]
+    variance = schools["s"].to_numpy() ** 2 + tau**2
+    precision = (1 / variance).sum(1) + 1 / 400  # of the mean of schools given tau
+    mean = (y / variance).sum(1) / precision
+    logs = mean**2 * precision - np.log(precision) - np.log(variance).sum(1)
+    logs -= (y**2 / variance).sum(1) + (tau[:, 0] / 25) ** 2
+    weight = np.exp((logs - logs.max()) / 2)
+    expected = np.average(np.stack([tau[:, 0], mean]), weights=weight, axis=1)
+    spread = np.sqrt(np.average((tau[:, 0] - expected[0]) ** 2, weights=weight))
+    summary = post.summary(["group_sd", "intercept"])
+    assert (np.abs(summary["mean"] - expected) < 4 * summary["mcse_mean"]).all()
+    assert abs(summary["sd"].iloc[0] / spread - 1) < 0.1
+    assert spread > 20 * summary["mcse_mean"].iloc[0]  # which could tell if tau were always 0
+    with pytest.raises(mo.DataError, match=r"every row has its own 'school', .* noise of a row"):
+        mo.fit("y ~ 1 + (1 | school)", schools, "gaussian", groups="explicit", **run)
 
 
 @pytest.mark.slow

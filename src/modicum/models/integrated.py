@@ -42,7 +42,6 @@ from modicum.errors import DataError, SettingError, is_whole
 from modicum.models.constraints import covariance_factor
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, EffectScale, Labels, Params, unflattened
-from modicum.models.observed import BINARY
 from modicum.models.priors.distributions import LKJ, HalfNormal, Prior, is_positive
 from modicum.models.priors.resolved import INTEGRATED, OWN, ModelPriors, PooledPrior
 from modicum.models.terms import (
@@ -357,17 +356,7 @@ class IntegratedEffects(BaseModel):
                 f"all rows have the same '{self.group}', so how groups differ cannot be estimated; "
                 "leave the group out."
             )
-        alone = len(groups) >= rows.observations
-        if alone and self.family.extras:
-            raise DataError(
-                f"every row has its own '{self.group}', so the groups' effects cannot be told from "
-                "the noise of a row; leave the group out."
-            )
-        if alone and self.family.support is BINARY:
-            raise DataError(
-                f"every row has its own '{self.group}', and a single outcome of 0 or 1 says "
-                "nothing about its group's effect; leave the group out."
-            )
+        self.family.require_repeats(self.group, len(groups), rows)
         for name in self.slopes:
             column = _column_of_x(rows, name)
             if self.intercept and not _varies_within(groups, column):

@@ -653,6 +653,8 @@ class LinearPredictorModel(CoefficientPriors):
                 "table, family='softmax')."
             )
         check_groups(self.group_terms, rows)
+        for group in self.group_terms:
+            self.require_repeats(group.field, len(rows.levels[group.field]), rows)
         columns = len(common_columns(self.pooled, rows))
         if isinstance(self.prior_scale, tuple) and len(self.prior_scale) != columns:
             raise SettingError(
@@ -678,6 +680,25 @@ class LinearPredictorModel(CoefficientPriors):
             raise DataError(
                 f"the field 'x' has shape {shape}, but this posterior was fitted to {columns}: "
                 f"give an array of shape (rows, {needed})."
+            )
+
+    def require_repeats(self, group: str, levels: int, rows: Rows) -> None:
+        """Refuse a group of one row per level, where nothing else says how a row varies.
+
+        It does for counts and for known errors: such effects are those of studies in a
+        meta-analysis, or the variation of counts beyond Poisson's.
+        """
+        if levels < rows.observations:
+            return
+        if self.extras:
+            raise DataError(
+                f"every row has its own {group!r}, so the groups' effects cannot be told from the "
+                "noise of a row; leave the group out."
+            )
+        if type(self).decide is not BaseModel.decide:
+            raise DataError(
+                f"every row has its own {group!r}, and the class of a single row says next to "
+                "nothing about its group's effect; leave the group out."
             )
 
     def _check_offset(self, rows: Rows) -> None:

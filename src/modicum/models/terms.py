@@ -307,12 +307,6 @@ def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
                 f"the group {group.field!r} has a single level, so how its effects vary cannot be "
                 "estimated; leave it out."
             )
-        if levels >= rows.observations:
-            raise DataError(
-                f"the group {group.field!r} has as many levels as there are rows, so each of its "
-                "effects would be estimated from one row alone; leave it out, or group by "
-                "something coarser."
-            )
         slopes = [effect for effect in group.effects if effect != INTERCEPT]
         for effect in slopes:
             if effect not in slope_columns(rows):
