@@ -6,7 +6,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import norm
+from scipy.stats import expon, halfnorm, norm
 
 import modicum as mo
 from helpers.posteriors import bare, drawn, fixed, made, named, normal_draws
@@ -187,13 +187,31 @@ def test_weights_become_repetition(post):
     assert post.resample() is post
 
 
-def test_effects_are_not_a_prior():
-    """Scaling the prior moves effects only through their standard deviation."""
+def test_priors_are_scaled_as_they_are_stated():
+    """They are those of what draws show, and effects are no prior beyond their standard deviation.
+
+    The logarithm of an sd, which is sampled, has a prior of its own, whose powers are no wider or
+    narrower half-normals.
+    """
     rng = np.random.default_rng(1)
-    ward = np.repeat(np.arange(20), 10)
-    rows = mo.Rows(x=np.zeros((200, 1)), y=rng.normal(size=200), codes={"ward": ward})
-    model = mo.models.Gaussian(scale=1.0, groups="ward").resolved(rows)
-    draws = drawn(model, rows)
-    whole, without = log_priors(model, draws), log_priors(model, draws, effects=False)
-    of_effects = norm.logpdf(draws["1|ward"], 0, draws["group_sd"]).sum(axis=-1)
-    np.testing.assert_allclose(whole - without, of_effects, atol=1e-10)
+    codes = {"ward": np.repeat(np.arange(20), 10)}
+    rows = mo.Rows(x=rng.normal(size=(200, 1)), y=rng.normal(size=200), columns=["a"], codes=codes)
+    half, rate = mo.priors.HalfNormal(0.5), mo.priors.Exponential(2.0)
+    priors = {"a": rate, "scale": half, "group_sd": half, "intercept": mo.priors.Normal(0, 1)}
+    groups = [mo.models.GroupTerm("ward", ("1", "a"))]
+    model = mo.models.Gaussian(priors=priors, groups=groups).resolved(rows)
+    draws = {name: x.astype(float) for name, x in drawn(model, rows).items()}
+    r = draws["group_cor"][..., 0]
+    stated = expon.logpdf(draws["beta"][..., 0], scale=0.5) + norm.logpdf(draws["intercept"])
+    stated += halfnorm.logpdf(draws["scale"], scale=0.5) + np.log(1 - r**2)  # LKJ(2)
+    stated += halfnorm.logpdf(draws["group_sd"], scale=0.5).sum(axis=-1)
+    gap = log_priors(model, draws, stated=True) - stated
+    np.testing.assert_allclose(gap - gap[0, 0], 0, atol=1e-9)
+    slopes = [draws["beta"], draws["scale"][..., None], draws["group_sd"], 1 - r[..., None] ** 2]
+    sd = draws["group_sd"][..., None, :]
+    first, second = draws["1|ward"], draws["a|ward"]
+    z = first / sd[..., 0], (second / sd[..., 1] - r[..., None] * first / sd[..., 0])
+    root = np.sqrt(1 - r[..., None] ** 2)
+    effects = norm.logpdf(z[0]) + norm.logpdf(z[1] / root) - np.log(root * sd[..., 0] * sd[..., 1])
+    rest = np.log(np.concatenate(slopes, axis=-1)).sum(axis=-1) + effects.sum(axis=-1)
+    np.testing.assert_allclose(log_priors(model, draws) - gap[0, 0] - stated, rest, atol=1e-8)

@@ -68,6 +68,14 @@ class BaseModel(ABC):
     def log_prior(self, theta: Params) -> jax.Array:
         """Log-density of the prior at the unconstrained parameters."""
 
+    def log_prior_as_stated(self, theta: Params) -> jax.Array:
+        """Log-density of the prior in the parameters that it is a distribution of.
+
+        Effects of groups, given their standard deviations, are part of the model instead.
+        """
+        total, priors = self.log_prior(theta), self.resolved_priors
+        return total if priors is None else total - priors.log_unstated(theta)
+
     @abstractmethod
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """Log-density of each row of `batch`, before frequency weights."""

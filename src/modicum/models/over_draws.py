@@ -340,20 +340,18 @@ def _sizes(jaxpr: Jaxpr) -> Iterator[int]:
 
 @computed_on_cpu
 def log_priors(
-    model: BaseModel, draws: Mapping[str, np.ndarray], *, effects: bool = True
+    model: BaseModel, draws: Mapping[str, np.ndarray], *, stated: bool = False
 ) -> np.ndarray:
     """Log-density of the prior at reported draws, (chain, draw), in the unconstrained parameters.
 
-    Without `effects`, the density of group effects given their sds is left out: like the
-    likelihood, it belongs to the model rather than to prior beliefs.
+    If it is to be as `stated`, it is in the parameters that the priors are distributions of.
     """
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
     chains, number = next(iter(draws.values())).shape[:2]
 
     def log_prior(named: Params) -> jax.Array:
         theta = model.restore(named)
-        total, priors = model.log_prior(theta), model.resolved_priors
-        return total if effects or priors is None else total - priors.log_effects(theta)
+        return model.log_prior_as_stated(theta) if stated else model.log_prior(theta)
 
     (values,) = evaluated(jax.vmap(log_prior), flat)
     return np.broadcast_to(np.asarray(values), chains * number).reshape(chains, number)

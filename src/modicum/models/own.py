@@ -417,8 +417,12 @@ class Model(BaseModel):
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Return the user's log-prior plus the log-Jacobian of the constraints."""
-        value = _floating(self._functions["log_prior"](self.layout.constrain(theta)))
+        value = self.log_prior_as_stated(theta)
         return value + self.layout.log_jacobian(theta) if self.layout.bounded else value
+
+    def log_prior_as_stated(self, theta: Params) -> jax.Array:
+        """Return the user's log-prior."""
+        return _floating(self._functions["log_prior"](self.layout.constrain(theta)))
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """Return the user's log-likelihoods, one per row."""

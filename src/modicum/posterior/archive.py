@@ -161,7 +161,7 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
     chains, number = next(iter(draws.values())).shape[:2]
     coords = {"chain": np.arange(chains), "draw": every * np.arange(number)}
     with suppress(SettingError):  # priors scaled by data that the model has not seen
-        log_prior = log_priors(model, draws)
+        log_prior = log_priors(model, draws, stated=True)  # which ArviZ raises to powers
         tree["log_prior"] = xr.Dataset({"all": (("chain", "draw"), log_prior)}, coords)
     prior = None
     with suppress(SettingError):  # a flat prior, say, cannot be drawn from

@@ -7,7 +7,8 @@ Sensitivity: with the prior raised to the power alpha, draws get weights p(theta
 without a new run or any row. The sensitivity is how far distributions move as alpha goes from 0.99
 to 1.01 (Kallioinen, Paananen, Bürkner and Vehtari 2024); the distances are ArviZ's. In a model with
 effects of groups, the prior is that of common coefficients, standard deviations and correlations;
-the distribution of the effects given these counts as part of the model.
+the distribution of the effects given these counts as part of the model. p is the density of what
+has the prior, a standard deviation say, and not of its logarithm, which is sampled.
 """
 
 from __future__ import annotations
@@ -231,7 +232,7 @@ def sensitivity(
             f"sample at least {FEWEST_SEEN}."
         )
     log_likelihood = log_posterior - log_priors(model, alike.draws)
-    prior = log_priors(model, alike.draws, effects=False)
+    prior = log_priors(model, alike.draws, stated=True)
     dims, coords = named_axes(alike)
     groups = {
         "posterior": {name: x.astype(float) for name, x in alike.draws.items()},

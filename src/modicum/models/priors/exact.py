@@ -63,6 +63,10 @@ class ExactTerm(ABC):
     def log_density(self, t: jax.Array) -> jax.Array:
         """Log-density at t, including that of the hyperparameters."""
 
+    def log_slopes(self, t: jax.Array) -> jax.Array:
+        """Log-derivatives in t, part of `log_density`, of what the priors are distributions of."""
+        return namespace(t).zeros(())
+
     def settle(self, t: np.ndarray, covariance: ArrowMatrix) -> np.ndarray:
         """Return t with the hyperparameters, if there are any, near their marginal mode."""
         return t
@@ -179,8 +183,14 @@ class Independent(ExactTerm):
         xp, value = namespace(t), t[..., np.array(self.where)]
         if self.within is None:
             return xp.sum(self.prior.density(value), axis=-1)
-        inside, slopes = self.within.constrain(value), self.within.log_slopes(value)
-        return xp.sum(self.prior.density(inside) - self.log_mass + slopes, axis=-1)
+        inside = self.within.constrain(value)
+        return xp.sum(self.prior.density(inside) - self.log_mass, axis=-1) + self.log_slopes(t)
+
+    def log_slopes(self, t: jax.Array) -> jax.Array:
+        """Those of entries within an interval."""
+        if self.within is None:
+            return super().log_slopes(t)
+        return namespace(t).sum(self.within.log_slopes(t[..., np.array(self.where)]), axis=-1)
 
     def normal_approximations(
         self, t: np.ndarray, covariance: ArrowMatrix, hyperparameters: bool
@@ -224,9 +234,11 @@ class StepShares(ExactTerm):
 
     def log_density(self, t: jax.Array) -> jax.Array:
         """log (K - 1)! of each simplex of K shares, in its free values."""
-        constants = sum(lgamma(len(own) + 1) for own in self.where)
-        slopes = [simplex.log_jacobian(t[np.array(own)]) for own in self.where]
-        return jnp.sum(jnp.stack(slopes)) + constants
+        return self.log_slopes(t) + sum(lgamma(len(own) + 1) for own in self.where)
+
+    def log_slopes(self, t: jax.Array) -> jax.Array:
+        """Those of the shares."""
+        return jnp.sum(jnp.stack([simplex.log_jacobian(t[np.array(own)]) for own in self.where]))
 
 
 @_tree("prior")
@@ -247,8 +259,12 @@ class SharedScale(ExactTerm):
     def log_density(self, t: jax.Array) -> jax.Array:
         """Log-density of the coefficients given tau, plus that of log tau."""
         prior, tau = self._in_noise(t), jnp.exp(t[self.tau])
-        of_tau = prior.log_scale(tau, len(self.where)) + t[self.tau]
+        of_tau = prior.log_scale(tau, len(self.where)) + self.log_slopes(t)
         return of_tau + jnp.sum(prior.density(t[np.array(self.where)], tau))
+
+    def log_slopes(self, t: jax.Array) -> jax.Array:
+        """That of tau, which is tau."""
+        return t[self.tau]
 
     def _in_noise(self, t: Array) -> ShrunkPrior:
         """Return the prior with units multiplied by the scale of the noise."""
@@ -353,6 +369,10 @@ class Effects(ExactTerm):
         """log p(u | Sigma) + log p(Sigma), in the sampled coordinates."""
         hyper = t[..., self.hyperparameters]
         return self.log_effects(t) + log_hyper_density(self.scales, self.eta, hyper)
+
+    def log_slopes(self, t: jax.Array) -> jax.Array:
+        """Those of standard deviations and correlations."""
+        return log_hyper_slopes(t[..., self.hyperparameters], self.count)
 
     def log_effects(self, t: jax.Array) -> jax.Array:
         """log p(u | Sigma)."""
@@ -467,3 +487,12 @@ def log_hyper_density(scales: tuple[Prior, ...], eta: Array, hyper: jax.Array) -
     if hyper.shape[-1] > count:
         total = total + unnormalized_lkj(hyper[..., count:], count, xp.asarray(eta))
     return total
+
+
+def log_hyper_slopes(hyper: jax.Array, count: int) -> jax.Array:
+    """Log-derivatives of standard deviations and of a correlation matrix, of which LKJ(1) is flat.
+
+    Both are part of `log_hyper_density`.
+    """
+    of_sds = namespace(hyper).sum(hyper[..., :count], axis=-1)
+    return of_sds + unnormalized_lkj(hyper[..., count:], count, 1.0)

@@ -48,6 +48,7 @@ from modicum.models.priors.exact import (
     SharedScale,
     StepShares,
     log_hyper_density,
+    log_hyper_slopes,
 )
 from modicum.models.terms import PooledTerm
 from modicum.rows import Rows
@@ -292,10 +293,21 @@ class ModelPriors:
             return total
         return total + exact.log_density(ravel_pytree(dict(theta))[0])
 
-    def log_effects(self, theta: Theta) -> jax.Array:
-        """Log-density of effects given their covariance: part of the model rather than a prior."""
-        t = ravel_pytree(dict(theta))[0]
-        return sum((term.log_effects(t) for term in self.effects(theta)), jnp.zeros(()))
+    def log_unstated(self, theta: Theta) -> jax.Array:
+        """What the log-prior has beside the log-densities of the priors as they are stated.
+
+        These are the log-density of effects given their covariance, part of the model rather than
+        a prior, and the log-derivatives in the sampled parameters of what the priors are about.
+        """
+        exact, total = self.exact(theta), jnp.zeros(())
+        if exact is not None:
+            t = ravel_pytree(dict(theta))[0]
+            total = sum((term.log_slopes(t) for term in exact.terms), total)
+            total += sum((term.log_effects(t) for term in self.effects(theta)), jnp.zeros(()))
+        if self.integrated is not None:
+            ((group, hyper), *_) = self._hyper(theta)
+            total += log_hyper_slopes(hyper, len(group.sds))
+        return total
 
     def log_folded(self, theta: Theta) -> jax.Array:
         """Return the part that is quadratic in the parameters, or counts as such."""
