@@ -50,7 +50,7 @@ def test_overwrite(store):
 
 
 def test_overwrite_where_names_cannot_be_swapped(store, monkeypatch):
-    monkeypatch.setattr("modicum.rows.writing._exchange", lambda *_: False)
+    monkeypatch.setattr("modicum.rows.store._exchange", lambda *_: False)
     assert len(ingest({"x": [[1.0]]}, store, overwrite=True, progressbar=False)) == 1
     assert [p.name for p in store.parent.iterdir()] == ["s"]
 

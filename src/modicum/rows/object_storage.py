@@ -19,12 +19,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, argument, first_line
+from modicum.errors import DataError, SettingError, first_line
 from modicum.files import place_name
 from modicum.libraries import pyarrow as pa
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
-from modicum.rows.lake import LakeError, file_system, with_retries
+from modicum.rows.lake import LakeError, file_system, is_remote, local_path, with_retries
 from modicum.rows.store import (
     DESCRIPTION,
     MOST_DESCRIPTION_BYTES,
@@ -42,12 +42,9 @@ REQUESTS = 32  # concurrent requests
 T = TypeVar("T")
 
 
-def holds_store(uri: str | PathLike[str]) -> bool:
-    """Whether there is a row store at a URI of object storage."""
-    try:
-        return Bucket(str(uri)).size(DESCRIPTION) is not None
-    except LakeError:  # reading it as a table will raise the error
-        return False
+def place_of(store: str | PathLike[str]) -> Folder:
+    """Return the folder that a path names, or the one on object storage that a URI names."""
+    return Bucket(str(store)) if is_remote(store) else Folder(local_path(store).absolute())
 
 
 class Bucket(Folder):
@@ -63,12 +60,24 @@ class Bucket(Folder):
 
     def __init__(self, uri: str) -> None:
         self._system, path = file_system(uri)
-        self._path = path.rstrip("/")
+        self._uri, self._path = uri, path.rstrip("/")
         self.called = place_name(uri).rstrip("/")
         self.local = Path()
         self._last = -1
 
     # Reading ---------------------------------------------------------------------------------
+
+    @property
+    def holds_store(self) -> bool:
+        """Whether there is a complete store."""
+        try:
+            return self.size(DESCRIPTION) is not None
+        except LakeError:  # reading it as a table will raise the error
+            return False
+
+    def opened(self, verify: bool = False, name: str = DESCRIPTION) -> ShardedBackend:
+        """Open the store, whose description is the file `name`; `verify` reads all of it."""
+        return RemoteBackend(self._uri, verify, name)
 
     def names(self) -> list[str]:
         """Names of the files in the folder."""
@@ -137,21 +146,22 @@ class Bucket(Folder):
     # Writing ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def staged(self, overwrite: bool) -> Iterator[Bucket]:
+    def staged(self, overwrite: bool, identity: str | None = None) -> Iterator[Bucket]:
         """Prepare to write a store; shards are written to a local folder, one at a time.
 
         Shards of an unfinished store stay, for the next call to continue from; other leftover
         shards are removed when the store is complete.
         """
-        names = self.refuse_existing(overwrite)
-        numbers = [int(name[5:-4]) for name in names if SHARD_NAME.fullmatch(name)]
+        del identity
+        self.refuse_existing(overwrite)
+        numbers = [int(name[5:-4]) for name in self.names() if SHARD_NAME.fullmatch(name)]
         self._last = max(numbers, default=-1)
         with tempfile.TemporaryDirectory(prefix="modicum-") as folder:
             self.local = Path(folder)
             yield self
 
-    def refuse_existing(self, overwrite: bool) -> list[str]:
-        """Refuse a folder of other files or a store not to be replaced; return the file names."""
+    def refuse_existing(self, overwrite: bool) -> None:
+        """Refuse a folder of other files, or a store that may not be replaced."""
         names = self.names()
         for name in names:
             if name not in (DESCRIPTION, UNFINISHED) and not SHARD_NAME.fullmatch(name):
@@ -160,11 +170,7 @@ class Bucket(Folder):
                     "name for the store."
                 )
         if DESCRIPTION in names and not overwrite:
-            raise SettingError(
-                f"{self.called} exists: open it with Rows.open, name another folder, or, in "
-                f"ingest, pass {argument('overwrite', True)} to replace it."
-            )
-        return names
+            raise self.exists()
 
     def number(self, shards: int) -> int:
         """Number of the next shard: an unused one, so that an existing store stays intact."""

@@ -27,16 +27,15 @@ from modicum.rows.formula import Formula, FormulaEncoding, learn, parse
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.neighbours import read_regions
 from modicum.rows.formula.parsing import WEIGHTS
-from modicum.rows.lake import cache_folder, is_remote, local_path
+from modicum.rows.lake import cache_folder
 from modicum.rows.levels import complete_rows
 from modicum.rows.memory import RowStream, encoded, stream_of
-from modicum.rows.object_storage import holds_store
+from modicum.rows.object_storage import place_of
 from modicum.rows.rows import CHUNK, Rows
 from modicum.rows.sources import BATCH_ROWS, Source, is_columns, is_table
-from modicum.rows.store import DESCRIPTION
 from modicum.rows.table_encoding import ChosenColumns, columns_of
 from modicum.rows.tables import is_dataset, open_table
-from modicum.rows.writing import refuse_taken, write_store
+from modicum.rows.writing import write_store
 
 
 def ingest(
@@ -112,7 +111,7 @@ def ingest(
     if not isinstance(store, str | os.PathLike):
         raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
     choice = ChosenColumns(outcome, predictors, offset, weight, categorical, dense)
-    refuse_taken(store, overwrite)
+    place_of(store).refuse_existing(overwrite)
     if is_store(source):
         source = Rows.open(source)
     identity = None
@@ -163,11 +162,7 @@ def _fields_of(source: Rows | Mapping[str, object], dtype: object) -> RowStream:
 
 def is_store(source: object) -> TypeGuard[str | os.PathLike[str]]:
     """Whether `source` is the path or the URI of a row store."""
-    if not isinstance(source, str | os.PathLike):
-        return False
-    if is_remote(source):
-        return holds_store(source)
-    return (local_path(source) / DESCRIPTION).is_file()
+    return isinstance(source, str | os.PathLike) and place_of(source).holds_store
 
 
 class RowsSource(Source):
@@ -310,7 +305,7 @@ def read_formula(
     if missing not in ("refuse", "drop"):
         raise SettingError(f"missing must be 'refuse' or 'drop', not {missing!r}.")
     if store is not None:
-        refuse_taken(store, overwrite)
+        place_of(store).refuse_existing(overwrite)
     first = _source(data, encoding)
     taken = [name for name in (offset, weights, *first.roles) if name is not None]
     parsed = _with_offset(parse(formula, first.names, taken), offset)
@@ -337,7 +332,7 @@ def read_formula(
         settings = (str(formula), offset, weights, missing, str(dtype), by_class, neighbours)
         called = identity_of(source, *settings, version("modicum")) or ""
         cache = cache_folder() / "lake" / called[:24]
-        if (cache / DESCRIPTION).is_file():
+        if is_store(cache):
             say(f"reading the rows of {source.called} from the cache, {cache}", progressbar)
             return Rows.open(cache)
         say(f"caching the rows of {source.called} as a row store in {cache}", progressbar)

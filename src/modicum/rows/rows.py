@@ -25,8 +25,8 @@ from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Array, Coding, DType, Level
 from modicum.rows.description import Description, RowsSchema, fingerprint
 from modicum.rows.fields import field_stream
-from modicum.rows.lake import is_remote, local_path
 from modicum.rows.memory import Backend, MemoryBackend, encoded
+from modicum.rows.object_storage import place_of
 from modicum.rows.sources import TableSource, is_table
 from modicum.rows.table_encoding import ChosenColumns, columns_like, columns_of
 
@@ -278,16 +278,11 @@ class Rows:
         >>> Rows.open(folder, verify=True).slice(1, 3)["y"]
         array([1., 1.], dtype=float32)
         """
-        from modicum.rows.object_storage import RemoteBackend
-        from modicum.rows.store import StoreBackend
-
         if not isinstance(store, str | os.PathLike):
             raise SettingError(
                 f"Rows.open takes the folder of a store, not a {type(store).__name__}."
             )
-        if is_remote(store):
-            return cls._at(RemoteBackend(str(store), verify))
-        return cls._at(StoreBackend(local_path(store).absolute(), verify))
+        return cls._at(place_of(store).opened(verify))
 
     def subset(self, row_ids: Array) -> Rows:
         """Return the rows at `row_ids` as rows in memory, of the same types, columns and levels.

@@ -7,12 +7,16 @@ files may come from an untrusted source, so the description is checked against t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import glob
 import hashlib
 import json
 import mmap
 import os
 import re
+import secrets
+import shutil
 import stat
 import threading
 from abc import abstractmethod
@@ -24,14 +28,16 @@ from typing import BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
-from modicum.errors import DataError
-from modicum.files import integer, restored
+from modicum.errors import DataError, SettingError, argument
+from modicum.files import Lock, integer, restored
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
+from modicum.rows.lake import LakeError
 from modicum.rows.memory import Backend
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
 UNFINISHED = "progress.json"  # describes the shards of a store that is being written
+LOCK = ".lock"  # ends the name of the file that says that a folder is being written
 NUMBERS, RECORDS = 1, 2  # versions: rows of one type; records of several types, with codes
 MOST_DESCRIPTION_BYTES = 1 << 28  # no valid description is larger, however many levels it has
 SHARD_NAME = re.compile(r"rows-[0-9]{5,9}[.]npy")
@@ -145,7 +151,7 @@ def _damaged(folder: Folder, error: Exception) -> DataError:
 
 
 class Folder:
-    """The folder of a store: of this machine, or a `Bucket` on object storage.
+    """Where a store is, or will be: a folder of this machine, or a `Bucket` on object storage.
 
     Attributes
     ----------
@@ -157,6 +163,15 @@ class Folder:
 
     def __init__(self, local: Path) -> None:
         self.local, self.called = local, str(local)
+
+    @property
+    def holds_store(self) -> bool:
+        """Whether there is a complete store."""
+        return (self.local / DESCRIPTION).is_file()
+
+    def opened(self, verify: bool = False, name: str = DESCRIPTION) -> ShardedBackend:
+        """Open the store, whose description is the file `name`; `verify` reads all of it."""
+        return StoreBackend(self.local, verify, name)
 
     def load(self, name: str) -> bytes:
         """Return the contents of a small file; raise FileNotFoundError if it does not exist."""
@@ -182,6 +197,68 @@ class Folder:
     def names(self) -> list[str]:
         """Names of the files in the folder."""
         return os.listdir(self.local)
+
+    def refuse_existing(self, overwrite: bool) -> None:
+        """Refuse a path that exists, unless it is a store that may be replaced."""
+        store = self.local
+        if not store.exists() or (store.is_dir() and not any(store.iterdir())):
+            return
+        try:
+            read_entries(self)
+        except DataError:
+            raise SettingError(
+                f"{store} exists and is not a row store: choose another name, or remove it "
+                "yourself."
+            ) from None
+        if not overwrite:
+            raise self.exists()
+        for name in self.names():
+            if name != DESCRIPTION and not SHARD_NAME.fullmatch(name):
+                raise SettingError(
+                    f"{store} cannot be replaced, because it also holds {name}, which is not part "
+                    "of a row store: move that file elsewhere, or choose another name."
+                )
+
+    def exists(self) -> SettingError:
+        """Return the error for a store that may not be replaced."""
+        return SettingError(
+            f"{self.called} exists: open it with Rows.open, name another folder, or, in ingest, "
+            f"pass {argument('overwrite', True)} to replace it."
+        )
+
+    @contextlib.contextmanager
+    def staged(self, overwrite: bool, identity: str | None = None) -> Iterator[Folder]:
+        """Yield a hidden folder beside this one to write into, which takes its place at the end.
+
+        If the block raises, the folder is removed. If the process is killed, the folder stays; the
+        next call for the same store continues in it if the `identity` is the same, and else removes
+        it.
+        """
+        store = Path(os.path.realpath(self.local))  # what a link points to, not the link
+        called = secrets.token_hex(4) if identity is None else identity[:16]
+        folder = store.parent / f".{store.name}.ingest-{called}"
+        with writable_store(store):
+            self.refuse_existing(overwrite)
+            store.parent.mkdir(parents=True, exist_ok=True)
+            _clean(store, keep=folder)
+            lock = Lock(folder.with_name(f"{folder.name}{LOCK}"), f"'{store}'")
+            folder.mkdir(exist_ok=identity is not None)
+        stays = False
+        try:
+            yield Folder(folder)
+            _sync(folder)
+            with writable_store(store):
+                self.refuse_existing(overwrite)  # it may have appeared meanwhile
+                _replace(folder, store)
+            _sync(store.parent)
+        except (KeyboardInterrupt, LakeError):
+            stays = identity is not None  # for the next call to continue
+            raise
+        finally:
+            if not stays:
+                shutil.rmtree(folder, ignore_errors=True)  # it may hold the replaced store
+                lock.remove()
+            lock.release()
 
     def number(self, shards: int) -> int:
         """Number of the next shard, after `shards` of them: one of a killed ingest is replaced."""
@@ -212,6 +289,59 @@ class Folder:
             is_ours = name.startswith(UNFINISHED) or SHARD_NAME.fullmatch(name)
             if name not in current and is_ours:
                 self.remove(name)
+
+
+@contextlib.contextmanager
+def writable_store(store: Path | str) -> Iterator[None]:
+    """Turn an OSError into a one-sentence `SettingError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space, or choose another place" if full else "choose another place"
+        raise SettingError(f"{store} cannot be written ({error.strerror}): {remedy}.") from None
+
+
+def _clean(store: Path, keep: Path) -> None:
+    """Remove folders left by killed ingests of the same store, which nobody locks any more."""
+    for left in store.parent.glob(f".{glob.escape(store.name)}.ingest-*{LOCK}"):
+        folder = left.with_name(left.name.removesuffix(LOCK))
+        if folder != keep:
+            with contextlib.suppress(SettingError):  # its ingest is under way
+                lock = Lock(left, f"'{store}'", unsure=False)
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.remove()
+
+
+def _replace(folder: Path, store: Path) -> None:
+    """Give a folder the name of a store, and the store that was there the folder's."""
+    if not store.exists() or not any(store.iterdir()):
+        os.rename(folder, store)
+    elif not _exchange(folder, store):
+        aside = folder.with_name(folder.name + "-old")
+        os.rename(store, aside)
+        os.rename(folder, store)
+        os.rename(aside, folder)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two paths atomically, if the system can (Linux)."""
+    try:
+        swap = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    at_fdcwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return int(swap(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), exchange)) == 0
+
+
+def _sync(folder: Path) -> None:
+    """Flush a folder's entries to disk, if the system can open folders."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def npy_header(file: BinaryIO, rows: int, description: Description) -> int:

@@ -10,13 +10,8 @@ each run, and ranges are chosen so that their rows fit in memory, by halving. Th
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
-import glob
 import hashlib
 import os
-import secrets
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -25,31 +20,26 @@ from typing import BinaryIO
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, argument
-from modicum.files import Lock, place_name
+from modicum.errors import DataError, SettingError
+from modicum.files import place_name
 from modicum.progress import Progressbar, phase
 from modicum.rows.coding import Array
 from modicum.rows.description import Description, RunningFingerprint
-from modicum.rows.lake import LakeError, is_remote, local_path
 from modicum.rows.memory import RowStream
-from modicum.rows.object_storage import Bucket, RemoteBackend
+from modicum.rows.object_storage import place_of
 from modicum.rows.rows import Rows
 from modicum.rows.store import (
-    DESCRIPTION,
     SHARD_BYTES,
-    SHARD_NAME,
     UNFINISHED,
     Folder,
     Shard,
     ShardedBackend,
-    StoreBackend,
     StoreDescription,
     ends_of,
     npy_header,
-    read_entries,
+    writable_store,
 )
 
-LOCK = ".lock"  # ends the name of the file that says that a folder is being written
 READ_ROWS = 1 << 16  # rows of complete shards read at a time
 
 
@@ -70,8 +60,8 @@ def write_store(
     if sort_by is not None:
         identity = None
     fingerprint = RunningFingerprint(about)
-    with _staged(store, overwrite, identity) as folder:
-        begun = None if identity is None else _begun(store, folder, about, identity)
+    with place_of(store).staged(overwrite, identity) as folder:
+        begun = None if identity is None else _begun(folder, about, identity)
         writer = ShardWriter(folder, about, shard_rows, identity, begun)
         blocks: Iterable[Array] = map(about.pack, rows.chunks(writer.rows))
         if sort_by is not None:
@@ -95,34 +85,10 @@ def write_store(
     return Rows.open(store)
 
 
-def refuse_taken(store: str | os.PathLike[str], overwrite: bool) -> None:
-    """Refuse a place where the store may not be written, before the data are read."""
-    if is_remote(store):
-        Bucket(str(store)).refuse_existing(overwrite)
-    else:
-        refuse_existing(Path(os.path.realpath(local_path(store))), overwrite)
-
-
-def _staged(
-    store: str | os.PathLike[str], overwrite: bool, identity: str | None
-) -> contextlib.AbstractContextManager[Folder]:
-    """Return the folder that the files of a store are written to; refuse a taken place."""
-    if is_remote(store):
-        return Bucket(str(store)).staged(overwrite)
-    place = Path(os.path.realpath(local_path(store)))  # what a link points to, not the link
-    return staged(place, overwrite, identity)
-
-
-def _begun(
-    store: str | os.PathLike[str], folder: Folder, about: Description, identity: str
-) -> ShardedBackend | None:
+def _begun(folder: Folder, about: Description, identity: str) -> ShardedBackend | None:
     """Return what an earlier, killed call has written, if there is any, as the store that it is."""
-    begun: ShardedBackend
     try:
-        if is_remote(store):
-            begun = RemoteBackend(str(store), verify=True, name=UNFINISHED)
-        else:
-            begun = StoreBackend(folder.local, verify=True, name=UNFINISHED)
+        begun = folder.opened(verify=True, name=UNFINISHED)
     except DataError:
         return None
     alike = replace(begun.description, n=about.n) == about
@@ -204,115 +170,6 @@ class ShardWriter:
             about = replace(self._about, n=sum(shard.rows for shard in done))
             text = StoreDescription(about, done, identity).text()
             self._folder.save(UNFINISHED, text.encode())
-
-
-@contextlib.contextmanager
-def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterator[Folder]:
-    """Yield a hidden folder beside `store` to write into; it is renamed to `store` at the end.
-
-    If the block raises, the folder is removed. If the process is killed, the folder stays; the next
-    call for the same store continues in it if the `identity` is the same, and else removes it.
-    """
-    called = secrets.token_hex(4) if identity is None else identity[:16]
-    folder = store.parent / f".{store.name}.ingest-{called}"
-    with writable_store(store):
-        refuse_existing(store, overwrite)
-        store.parent.mkdir(parents=True, exist_ok=True)
-        _clean(store, keep=folder)
-        lock = Lock(folder.with_name(f"{folder.name}{LOCK}"), f"'{store}'")
-        folder.mkdir(exist_ok=identity is not None)
-    stays = False
-    try:
-        yield Folder(folder)
-        _sync(folder)
-        with writable_store(store):
-            _replace(folder, store, overwrite)
-        _sync(store.parent)
-    except (KeyboardInterrupt, LakeError):
-        stays = identity is not None  # for the next call to continue
-        raise
-    finally:
-        if not stays:
-            shutil.rmtree(folder, ignore_errors=True)  # it may hold the replaced store
-            lock.remove()
-        lock.release()
-
-
-@contextlib.contextmanager
-def writable_store(store: Path | str) -> Iterator[None]:
-    """Turn an OSError into a one-sentence `SettingError` that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space, or choose another place" if full else "choose another place"
-        raise SettingError(f"{store} cannot be written ({error.strerror}): {remedy}.") from None
-
-
-def refuse_existing(store: Path, overwrite: bool) -> None:
-    """Refuse an existing path, unless it is a store that may be replaced."""
-    if not store.exists() or (store.is_dir() and not any(store.iterdir())):
-        return
-    try:
-        read_entries(Folder(store))
-    except DataError:
-        raise SettingError(
-            f"{store} exists and is not a row store: choose another name, or remove it yourself."
-        ) from None
-    if not overwrite:
-        raise SettingError(
-            f"{store} exists: open it with Rows.open, name another folder, or, in ingest, "
-            f"pass {argument('overwrite', True)} to replace it."
-        )
-    for path in store.iterdir():
-        if path.name != DESCRIPTION and not SHARD_NAME.fullmatch(path.name):
-            raise SettingError(
-                f"{store} cannot be replaced, because it also holds {path.name}, which is not part "
-                "of a row store: move that file elsewhere, or choose another name."
-            )
-
-
-def _clean(store: Path, keep: Path) -> None:
-    """Remove folders left by killed ingests of the same store, which nobody locks any more."""
-    for left in store.parent.glob(f".{glob.escape(store.name)}.ingest-*{LOCK}"):
-        folder = left.with_name(left.name.removesuffix(LOCK))
-        if folder != keep:
-            with contextlib.suppress(SettingError):  # its ingest is under way
-                lock = Lock(left, f"'{store}'", unsure=False)
-                shutil.rmtree(folder, ignore_errors=True)
-                lock.remove()
-
-
-def _replace(folder: Path, store: Path, overwrite: bool) -> None:
-    if not store.exists() or not any(store.iterdir()):
-        os.rename(folder, store)
-        return
-    refuse_existing(store, overwrite)  # it may have appeared while the rows were written
-    if not _exchange(folder, store):
-        aside = folder.with_name(folder.name + "-old")
-        os.rename(store, aside)
-        os.rename(folder, store)
-        os.rename(aside, folder)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two paths atomically, if the system can (Linux)."""
-    try:
-        swap = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):
-        return False
-    at_fdcwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return int(swap(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), exchange)) == 0
-
-
-def _sync(folder: Path) -> None:
-    """Flush a folder's entries to disk, if the system can open folders."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 RUN_BYTES = 1 << 27  # bytes per run, and bytes merged at a time

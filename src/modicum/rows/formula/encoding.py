@@ -30,7 +30,7 @@ from modicum.rows.coding import (
     loose_key,
 )
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.formula.interpreter import ColumnArray, evaluate, level_array
+from modicum.rows.formula.interpreter import evaluate, level_array
 from modicum.rows.formula.parsing import ParsedGroup
 from modicum.rows.formula.smooths import State
 from modicum.rows.formula.structure import (
@@ -43,6 +43,7 @@ from modicum.rows.formula.structure import (
     lay_out,
     reduced_parts,
 )
+from modicum.rows.formula.transforms import ColumnArray
 from modicum.rows.levels import BatchColumns, complete_rows, counted, no_rows
 from modicum.rows.sources import Source, kind_of
 

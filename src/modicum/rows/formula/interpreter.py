@@ -1,7 +1,7 @@
 """The interpreter of formulas, which evaluates checked expressions for some rows.
 
-Functions that work row by row are NumPy's. Stateful transforms are formulaic's: they learn their
-state from all rows on the first reading, and it is kept by the text of their call.
+Functions that work row by row are NumPy's. Stateful transforms learn their state from all rows on
+the first reading, and it is kept by the text of their call.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import ast
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from modicum.errors import DataError, ModicumError, SettingError
-from modicum.libraries import formulaic
 from modicum.rows.coding import Array, LevelArray, level_key
 from modicum.rows.formula.expressions import (
     BINARY,
@@ -30,23 +29,12 @@ from modicum.rows.formula.expressions import (
     constant_of,
     function_of,
 )
-from modicum.rows.formula.smooths import SMOOTHS, State, smooth_columns
-from modicum.rows.formula.transforms import SINGLE
+from modicum.rows.formula.smooths import SMOOTHS, State
+from modicum.rows.formula.transforms import SINGLE, ColumnArray, ranges, transformed
 from modicum.rows.levels import BatchColumns, ordered
 
 LARGEST = 1_000  # number of knots, degrees of freedom or powers
 SINGLE_ROUNDING = 1e-7  # of a number in single precision, relative to it
-
-
-class ColumnArray(NamedTuple):
-    """The result of a transform such as a spline: several columns (rows, k).
-
-    `spans` says whether the columns span the intercept, so that the first can be left out.
-    """
-
-    values: Array
-    names: tuple[str, ...]
-    spans: bool
 
 
 Value: TypeAlias = Array | LevelArray | ColumnArray
@@ -211,8 +199,6 @@ class _Interpreter:
             return self.value(call.args[0])
         if name == "Q":
             return self.columns.column(str(constant_of(call.args[0])))
-        if name in SMOOTHS:
-            return self._smooth(name, call)
         if name == "censoring":
             node = call.args[0]
             value = self.value(node)
@@ -242,63 +228,30 @@ class _Interpreter:
 
     def _transform(self, name: str, call: ast.Call) -> Array | ColumnArray:
         """Apply a transform, which learns its state if the rows are all rows."""
-        text = self.expression.source(call)
-        data = np.asarray(self._number(call.args[0]), dtype=float)
+        text, smooth = self.expression.source(call), name in SMOOTHS
+        of = call.args if smooth else call.args[:1]
+        columns = [np.asarray(self._number(argument), dtype=float) for argument in of]
+        x = np.stack(np.broadcast_arrays(*columns), axis=-1)
         # Any: the transform checks what the user wrote
-        options: list[Any] = [self.value(argument) for argument in call.args[1:]]
+        options: list[Any] = [self.value(argument) for argument in call.args[len(of) :]]
         words = self._words(call, options)
-        self._require_state(text)
-        state = self.states.get(text, {})
-        bounds = [state.get(w, words.get(w)) for w in ("lower_bound", "upper_bound")]
-        if name == "bs":
-            data = self._in_range(name, data, words, *bounds)
         with explained(text):
-            if text not in self.states and self.learn is not None:
-                self.states[text] = self.learn(name, data, options, words)
-            if self.learn is not None and name not in SINGLE:
-                data = data[:1]  # all columns of all rows would take much memory
+            options = [self._levels(text)] if smooth else options
+            if text not in self.states:
+                if self.learn is None:
+                    raise DataError(
+                        f"the encoding has no state for {text}: it is damaged, fit again."
+                    )
+                self.states[text] = self.learn(name, x if smooth else x[:, 0], options, words)
             state = dict(self.states[text])
-            result = formulaic.transforms.TRANSFORMS[name](data, *options, **words, _state=state)
+            for j, (low, high) in enumerate(ranges(name, state)):
+                x[:, j] = self._in_range(name, x[:, j], words, low, high)
+            if self.learn is not None and name not in SINGLE:
+                x = x[:1]  # all columns of all rows would take much memory
+            result = transformed(name, state, x, options, words)
         if state.keys() != self.states[text].keys():
             raise DataError(f"the encoding of {text} is incomplete: it is damaged, fit again.")
-        n = len(data)
-        metadata = getattr(result, "__formulaic_metadata__", None)
-        spans = bool(metadata is not None and metadata.spans_intercept)
-        if isinstance(result, dict):
-            if not result:
-                return ColumnArray(np.zeros((n, 0)), (), spans)
-            values = np.column_stack(
-                [np.broadcast_to(np.asarray(v, float), n) for v in result.values()]
-            )
-            return ColumnArray(values, tuple(map(str, result)), spans)
-        array = np.asarray(result, dtype=float)
-        if array.ndim == 1:
-            return array
-        column_names = None if metadata is None else metadata.column_names
-        names = column_names or tuple(range(1, array.shape[1] + 1))
-        return ColumnArray(array, tuple(map(str, names)), spans)
-
-    def _smooth(self, name: str, call: ast.Call) -> ColumnArray:
-        """Return the columns of a smooth, which learns its state if the rows are all rows."""
-        text = self.expression.source(call)
-        columns = [np.asarray(self._number(argument), dtype=float) for argument in call.args]
-        x = np.stack(np.broadcast_arrays(*columns), axis=-1)
-        words = {"k": 10 if name == "s" else 5} | self._words(call, [], besides=("by",))
-        self._require_state(text)
-        with explained(text):
-            by = self._levels(text)
-            if text not in self.states and self.learn is not None:
-                if not np.all(np.isfinite(x)):
-                    raise ValueError("some values are not finite")
-                self.states[text] = self.learn(name, x, [by], words)
-            state = self.states[text]
-            ends = [(v["lower_bound"], v["upper_bound"]) for v in state["variables"].values()]
-            for j, (low, high) in enumerate(() if state["cyclic"] else ends):
-                x[:, j] = self._in_range(name, x[:, j], words, low, high)
-            if self.learn is not None:
-                x, by = x[:1], None if by is None else by._replace(codes=by.codes[:1])
-            values = smooth_columns(state, x, by)
-        return ColumnArray(values, tuple(map(str, range(values.shape[1]))), False)
+        return result
 
     def _levels(self, text: str) -> LevelArray | None:
         """Return the levels that have smooths of their own, in their order in the fit."""
@@ -319,12 +272,12 @@ class _Interpreter:
             )
         return LevelArray(levels, places)
 
-    def _words(
-        self, call: ast.Call, options: list[object], besides: tuple[str, ...] = ()
-    ) -> dict[str, Any]:
+    def _words(self, call: ast.Call, options: list[object]) -> dict[str, Any]:
         """Return the arguments by name of a transform; refuse what cannot be one."""
         text = self.expression.source(call)
-        given = {str(word.arg): word.value for word in call.keywords if word.arg not in besides}
+        given = {str(word.arg): word.value for word in call.keywords}
+        if self.expression.by is not None:
+            del given["by"]  # which names levels
         words = {name: self.value(value) for name, value in given.items()}
         if any(w.startswith("_") for w in words) or not _plain([*options, *words.values()]):
             raise SettingError(f"{text} cannot be computed: check its arguments.")
@@ -332,10 +285,6 @@ class _Interpreter:
         if any(isinstance(size, int | float) and size > LARGEST for size in sizes):
             raise SettingError(f"{text} would make more than {LARGEST:,} columns: use fewer.")
         return words
-
-    def _require_state(self, text: str) -> None:
-        if text not in self.states and self.learn is None:
-            raise DataError(f"the encoding has no state for {text}: it is damaged, fit again.")
 
     def _in_range(
         self, name: str, data: Array, words: dict[str, object], low: object, high: object

@@ -14,12 +14,12 @@ from modicum.rows.checks import WeightCheck, reads_as_number
 from modicum.rows.coding import Level, LevelArray, level_key, level_names, loose_key
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Grouping, Term
 from modicum.rows.formula.expressions import STRUCTURED, Expression
-from modicum.rows.formula.interpreter import ColumnArray, evaluate, explained, level_array
+from modicum.rows.formula.interpreter import evaluate, explained, level_array
 from modicum.rows.formula.neighbours import FEWEST, read_regions, steps, walk
 from modicum.rows.formula.parsing import COUNT, Formula, ParsedGroup
 from modicum.rows.formula.smooths import SMOOTHS, State, smooth_names
 from modicum.rows.formula.structure import Factor, reduced_parts
-from modicum.rows.formula.transforms import learned_state
+from modicum.rows.formula.transforms import ColumnArray, learned_state
 from modicum.rows.levels import (
     MOST_LEVELS,
     RESERVED,

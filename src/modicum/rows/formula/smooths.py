@@ -90,7 +90,7 @@ def learn_smooth(
     x: Array,
     weights: Array | None,
     by: LevelArray | None = None,
-    k: int | Sequence[int] = 10,
+    k: int | Sequence[int] | None = None,
     bs: str = "ps",
     lower_bound: float | None = None,
     upper_bound: float | None = None,
@@ -107,7 +107,7 @@ def learn_smooth(
     by
         Levels with a smooth of their own.
     k
-        Number of B-splines, or one for each variable.
+        Number of B-splines, or one for each variable; by default 10 of a single one, and 5 of each.
     bs
         "ps", or "cc" for a cycle, whose ends meet.
     lower_bound, upper_bound
@@ -119,6 +119,10 @@ def learn_smooth(
         raise ValueError(f'bs must be "ps", or "cc" for a cycle, not {bs!r}')
     if extrapolation not in ("raise", "clip", "extend"):
         raise ValueError('extrapolation must be "raise", "clip" or "extend"')
+    if not np.all(np.isfinite(x)):
+        raise ValueError("some values are not finite")
+    if k is None:
+        k = 10 if x.shape[1] == 1 else 5
     sizes = list(k) if isinstance(k, Sequence) else [k] * x.shape[1]
     if len(sizes) != x.shape[1]:
         raise ValueError(f"k must be one number, or one for each of {x.shape[1]} variables")
@@ -238,6 +242,7 @@ def smooth_columns(state: Mapping[str | int, Any], x: Array, by: LevelArray | No
     A row has numbers in the columns of its level, and zeros in the others; the codes of `by` are
     places among the learned levels.
     """
+    by = None if by is None else by._replace(codes=by.codes[: len(x)])
     place, first = _distinct(x if by is None else np.column_stack([x, by.codes]))
     if 2 * len(first) < len(x):
         few = None if by is None else by._replace(codes=by.codes[first])

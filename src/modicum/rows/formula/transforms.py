@@ -1,8 +1,8 @@
-"""What the transforms of a formula learn from all rows: means, knots and norms.
+"""The transforms of a formula: what they learn from all rows, and the columns they then make.
 
-formulaic applies the transforms. It would learn from every row alike, whereas here a row counts as
-often as its weight says: the states are those of a table in which a row of weight 3 stands three
-times. With fractions, n is the sum of the weights.
+Smooths are our own, and formulaic applies the others. It would learn from every row alike, whereas
+here a row counts as often as its weight says: the states are those of a table in which a row of
+weight 3 stands three times. With fractions, n is the sum of the weights.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from modicum.libraries import formulaic
 from modicum.rows.coding import Array
-from modicum.rows.formula.smooths import SMOOTHS, State, learn_smooth
+from modicum.rows.formula.smooths import SMOOTHS, State, learn_smooth, smooth_columns
 
 SINGLE = ("center", "scale", "standardize")  # transforms from one column to one column
 
@@ -74,6 +75,17 @@ class _Column:
         return found
 
 
+class ColumnArray(NamedTuple):
+    """The result of a transform such as a spline: several columns (rows, k).
+
+    `spans` says whether the columns span the intercept, so that the first can be left out.
+    """
+
+    values: Array
+    names: tuple[str, ...]
+    spans: bool
+
+
 def learned_state(
     weights: Array | None,
     name: str,
@@ -81,7 +93,7 @@ def learned_state(
     options: list[object],
     words: dict[str, object],
 ) -> State:
-    """Return the state of a transform, which formulaic then applies.
+    """Return the state of a transform, with which it is `transformed`.
 
     Parameters
     ----------
@@ -92,7 +104,8 @@ def learned_state(
     values
         Its column, of all rows; its columns, (rows, columns), if it is a smooth.
     options, words
-        What the formula passes to the transform besides the column.
+        What the formula passes to the transform besides the column; to a smooth, the levels that
+        have one of their own.
 
     Examples
     --------
@@ -106,6 +119,41 @@ def learned_state(
         return check(values, weights, *options, **words)
     learner: Callable[..., State] = LEARNERS[name]
     return learner(_Column.of(values, weights), *options, **words)
+
+
+def ranges(name: str, state: State) -> list[tuple[object, object]]:
+    """Return the ends of the range of each column of a spline, if it has ends."""
+    if name in SMOOTHS:
+        variables = {} if state["cyclic"] else state["variables"]
+        return [(v["lower_bound"], v["upper_bound"]) for v in variables.values()]
+    return [(state.get("lower_bound"), state.get("upper_bound"))] if name == "bs" else []
+
+
+def transformed(
+    # Any: what the formula passes, which the transform checks
+    name: str,
+    state: State,
+    x: Array,
+    options: list[Any],
+    words: dict[str, object],
+) -> Array | ColumnArray:
+    """Return what a transform with this state makes of columns, (rows, columns)."""
+    if name in SMOOTHS:
+        values = smooth_columns(state, x, *options)
+        return ColumnArray(values, tuple(map(str, range(values.shape[1]))), False)
+    result = formulaic.transforms.TRANSFORMS[name](x[:, 0], *options, **words, _state=state)
+    metadata = getattr(result, "__formulaic_metadata__", None)
+    spans = bool(metadata is not None and metadata.spans_intercept)
+    if isinstance(result, dict):
+        parts = [np.broadcast_to(np.asarray(v, float), len(x)) for v in result.values()]
+        columns = np.column_stack(parts) if parts else np.zeros((len(x), 0))
+        return ColumnArray(columns, tuple(map(str, result)), spans)
+    array = np.asarray(result, dtype=float)
+    if array.ndim == 1:
+        return array
+    column_names = None if metadata is None else metadata.column_names
+    names = column_names or tuple(range(1, array.shape[1] + 1))
+    return ColumnArray(array, tuple(map(str, names)), spans)
 
 
 def center(x: _Column) -> State:
