@@ -265,7 +265,7 @@ class BatchColumns:
 
     def numbers(self, name: str) -> Array:
         """Return a column of numbers in its own type."""
-        remedy = "convert it to numbers, which the formula needs"
+        remedy = "convert it to numbers (such as 0 and 1) first"
         return numbers(self._arrow(name), name, self.row_ids, remedy)
 
     def exact(self, name: str, dtype: np.dtype[np.floating]) -> Array:

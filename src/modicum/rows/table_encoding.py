@@ -26,8 +26,6 @@ from modicum.rows.levels import (
     code_field,
     distinct,
     floating,
-    joined,
-    numbers,
     ordered,
     refuse_stray_text,
     table_column,
@@ -138,61 +136,42 @@ def _references(categorical: object) -> dict[str, Level | None]:
     return dict(categorical)
 
 
-class ColumnEncoding(FormulaEncoding):
-    """The encoding of a table by the roles of its columns."""
-
-    @classmethod
-    def of(cls, roles: Roles, levels: Mapping[str, tuple[Level, ...]]) -> ColumnEncoding:
-        """Make the encoding of columns with these roles and levels, the reference first."""
-        text = {name: Expression.column(name).text for name in (*roles.predictors, *roles.scalars)}
-        # With a contrast, each level but the reference becomes a column of zeros and ones.
-        contrast = Contrast("treatment") if roles.dense else None
-        factors = [
-            Factor(text[name], name if contrast else code_field(name), (), levels[name], contrast)
-            if name in levels
-            else Factor(text[name], name, (name,))
-            for name in roles.predictors
-        ]
-        return cls(
-            formula="",
-            factors=tuple(factors),
-            terms=tuple(Term(f.label, (((i, bool(f.levels)),),)) for i, f in enumerate(factors)),
-            intercept=True,
-            outcome=None if roles.outcome is None else EncodedOutcome(text[roles.outcome]),
-            fields={part: (text[name],) for part, name in roles.parts.items()},
-        )
-
-    def stream(self, source: Source, dtype: DType) -> RowStream:
-        """Return the rows of a table, which hold no formula."""
-        about = replace(
-            describe(self, source.rows or 0, dtype),
-            outcome=None if self.outcome is None else _name(self.outcome.expression),
-            levels={f.label: f.levels for f in self.factors if f.levels},
-            terms={},
-            parts={part: _name(text) for part, (text,) in self.fields.items()},
-            encoding=None,
-        )
-        chunks = partial(self.chunks, source, dtype, newlevels=None)
-        return RowStream(about, lambda first: chunks(first=first), source.rows)
-
-    def check_columns(self, source: Source, needed: Sequence[str]) -> None:
-        """Refuse a table that lacks a column, or has text where numbers are needed."""
-        super().check_columns(source, needed)
-        coded = {_name(f.expression): bool(f.levels) for f in self.factors}
-        for name, kind in zip(needed, source.types(needed), strict=True):
-            if kind_of(kind) != "levels" or coded.get(name):
-                continue
-            remedy = "convert it to numbers (such as 0 and 1) first"
-            if name in coded:
-                setting = argument("categorical", [name])
-                remedy = f"pass {setting} to code it as levels, or convert it to numbers"
-            for batch in source.batches([name]):
-                numbers(joined(batch.column(name)), name, range(batch.num_rows), remedy)
+def _encoding(roles: Roles, levels: Mapping[str, tuple[Level, ...]]) -> FormulaEncoding:
+    """Return the encoding of columns with these roles and levels, the reference first."""
+    text = {name: Expression.column(name).text for name in (*roles.predictors, *roles.scalars)}
+    # With a contrast, each level but the reference becomes a column of zeros and ones.
+    contrast = Contrast("treatment") if roles.dense else None
+    factors = [
+        Factor(text[name], name if contrast else code_field(name), (), levels[name], contrast)
+        if name in levels
+        else Factor(text[name], name, (name,))
+        for name in roles.predictors
+    ]
+    return FormulaEncoding(
+        formula="",
+        factors=tuple(factors),
+        terms=tuple(Term(f.label, (((i, bool(f.levels)),),)) for i, f in enumerate(factors)),
+        intercept=True,
+        outcome=None if roles.outcome is None else EncodedOutcome(text[roles.outcome]),
+        fields={part: (text[name],) for part, name in roles.parts.items()},
+    )
 
 
-def _name(text: str) -> str:
-    """Return the column that an expression of one column reads."""
-    return Expression(text).names[0]
+def _stream(
+    source: Source, roles: Roles, levels: Mapping[str, tuple[Level, ...]], dtype: DType
+) -> RowStream:
+    """Return the rows of a table, which hold no formula."""
+    encoding = _encoding(roles, levels)
+    about = replace(
+        describe(encoding, source.rows or 0, dtype),
+        outcome=roles.outcome,
+        levels={f.label: f.levels for f in encoding.factors if f.levels},
+        terms={},
+        parts=roles.parts,
+        encoding=None,
+    )
+    chunks = partial(encoding.chunks, source, dtype, newlevels=None)
+    return RowStream(about, lambda first: chunks(first=first), source.rows)
 
 
 def columns_of(source: Source, choice: ChosenColumns, dtype: object) -> RowStream:
@@ -220,7 +199,7 @@ def columns_of(source: Source, choice: ChosenColumns, dtype: object) -> RowStrea
                     "have a coefficient: make it a group in mo.fit, (1 | column), leave the column "
                     f"out, or {asked} if you mean that."
                 )
-    return ColumnEncoding.of(roles, levels).stream(source, kind)
+    return _stream(source, roles, levels, kind)
 
 
 def _collect_levels(source: Source, roles: Roles) -> dict[str, tuple[Level, ...]]:
@@ -266,7 +245,7 @@ def columns_like(source: Source, schema: RowsSchema, outcome: bool) -> RowStream
     roles = resolve(source.names, choice)
     levels = {column_of[field]: levels for field, levels in schema.levels.items()}
     kind = as_dtype(None, floating(source.types(roles.numbers)))
-    stream = ColumnEncoding.of(roles, levels).stream(source, kind)
+    stream = _stream(source, roles, levels, kind)
     # Use the names of the other rows, however this table writes its levels.
     about = replace(stream.description, columns=schema.columns, levels=dict(schema.levels))
     return stream._replace(description=about)

@@ -363,7 +363,9 @@ class FormulaEncoding:
             if len(columns) == 0:
                 continue
             any_rows = True
-            encoded = self._encode(columns, dtype, check, newlevels)
+            encoded = self._encode(columns, dtype, newlevels)
+            if check:
+                check.add(encoded["weight"], columns.row_ids)
             yield encoded | {group.field: group.codes(columns) for group in self.groupings}
         if not any_rows and self.outcome is not None:  # there may be none to predict
             raise DataError(no_rows(drop))
@@ -385,11 +387,7 @@ class FormulaEncoding:
                 )
 
     def _encode(
-        self,
-        columns: BatchColumns,
-        dtype: DType,
-        weight: WeightCheck | None,
-        newlevels: NewLevels | None,
+        self, columns: BatchColumns, dtype: DType, newlevels: NewLevels | None
     ) -> dict[str, Array]:
         layout = self.layout
         evaluated = Evaluated(self, columns, dtype, newlevels)
@@ -412,8 +410,6 @@ class FormulaEncoding:
             rows["y"] = evaluated.encoded_outcome(self.outcome)
         for name, texts in self.fields.items():
             rows[name] = evaluated.sum(list(map(Expression, texts)))
-            if name == "weight" and weight is not None:
-                weight.add(rows[name], columns.row_ids)
         return rows
 
     def __eq__(self, other: object) -> bool:  # states hold arrays, which compare by element
