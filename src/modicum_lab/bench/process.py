@@ -61,18 +61,42 @@ def anonymous_memory() -> int:
 
     On systems other than Linux, return all resident bytes.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
+    if (held := _of_status("RssAnon")) is not None:
+        return held
     try:
         import psutil
     except ImportError:
-        import resource  # its value is the peak so far, which serves the purpose
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak_memory()  # the peak so far, which serves the purpose
     return int(psutil.Process().memory_info().rss)
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has held.
+
+    On Linux `getrusage` would count what the process that started this one held.
+    """
+    import resource
+
+    peak = _of_status("VmHWM")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else peak
+
+
+PEAK_IN_R = """
+peak <- 0  # the same, of a process that runs R; 0: not known
+if (file.exists("/proc/self/status")) {
+  said <- grep("VmHWM", readLines("/proc/self/status"), value = TRUE)
+  peak <- 1024 * as.numeric(gsub("[^0-9]", "", said))
+}
+"""
+
+
+def _of_status(entry: str) -> int | None:
+    """Return bytes that Linux tells of this process; None on other systems."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    lines = (line.partition(":") for line in status.read_text().splitlines())
+    return next(1024 * int(said.split()[0]) for name, _, said in lines if name == entry)
 
 
 class Peak:

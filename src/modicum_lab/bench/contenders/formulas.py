@@ -6,7 +6,6 @@ memory is measured; seconds are those of the fit and of its standard errors, wit
 
 from __future__ import annotations
 
-import resource
 import shutil
 import subprocess
 import tempfile
@@ -19,6 +18,7 @@ import numpy as np
 import modicum as mo
 from modicum_lab.bench.contenders.base import contender
 from modicum_lab.bench.problems import ProblemData
+from modicum_lab.bench.process import PEAK_IN_R
 from modicum_lab.bench.runs import Budget, Infeasible, RunResult, from_moments
 from modicum_lab.bench.tables_with_formulas import GROUP_SD, INSIDE, INTERCEPT_SD, LINE_SD
 
@@ -143,7 +143,8 @@ def _by_r(problem: ProblemData, fit: str) -> RunResult:
     code = (
         "a <- commandArgs(trailingOnly = TRUE)\nt <- read.csv(a[1])\n"
         "if (!is.null(t$g)) t$g <- factor(t$g)\n"
-        f'suppressMessages({{{fit}}})\ncat("", took[["elapsed"]], mean, sd, sep = "\\n")\n'
+        f"suppressMessages({{{fit}}})\n{PEAK_IN_R}\n"
+        'cat("", peak, took[["elapsed"]], mean, sd, sep = "\\n")\n'
     )
     tables = (str(problem.folder / name) for name in ("table.csv", "grid.csv"))
     with tempfile.TemporaryDirectory() as folder:
@@ -156,9 +157,9 @@ def _by_r(problem: ProblemData, fit: str) -> RunResult:
             raise Infeasible(f"it was stopped after {PATIENCE} s") from None
     if done.returncode:
         raise Infeasible(f"R said: {' '.join(done.stderr.split())[-200:]}")
-    words = done.stdout.split()[-1 - 2 * problem.size :]
-    seconds, *values = (float(word.replace("NA", "nan")) for word in words)
+    words = done.stdout.split()[-2 - 2 * problem.size :]
+    peak, seconds, *values = (float(word.replace("NA", "nan")) for word in words)
     mean, sd = np.split(np.array(values), 2)
     found = from_moments(mean, sd, seconds, 0)
-    found.memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    found.memory = int(peak)
     return found

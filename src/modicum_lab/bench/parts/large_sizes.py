@@ -33,13 +33,14 @@ import pandas as pd
 from modicum_lab.bench.tables import Table
 
 FIT = """
-import json, resource, sys, time, warnings
+import json, sys, time, warnings
 began = time.perf_counter()
 import modicum as mo
+from modicum_lab.bench.process import peak_memory
 warnings.simplefilter("ignore")
 post = mo.fit(sys.argv[2], sys.argv[1], family=sys.argv[3], random_seed=1, progressbar=False)
 said = {"seconds": time.perf_counter() - began, "processor": time.process_time(),
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "memory": peak_memory() / 1e9,
         "verdict": post.tuning.get("verdict", post.tuning["method"]).split(", and")[0],
         "sds": [float(v) for name in post.draws if name.startswith("group_sd")
                 for v in post.mean(name).ravel()]}

@@ -106,8 +106,9 @@ cat("", paste(v$grp, v$sdcor, sep = "="), sep = "\\n")
 
 
 GROW = """
-import json, resource, sys, time, warnings
+import json, sys, time, warnings
 import modicum as mo
+from modicum_lab.bench.process import peak_memory
 warnings.simplefilter("ignore")
 rows = mo.Rows.open(sys.argv[1])
 model = mo.models.IntegratedEffects(mo.models.Logistic(), "g")
@@ -118,7 +119,7 @@ post = mo.sample(model, rows, method=method, draws=1000, tune=500, chains=2, ran
 taken = time.perf_counter() - began
 said = {"iteration": post.settings["sampling_seconds"] / 1000, "seconds": taken,
         "groups": post.tuning["subsample"]["value"], "sd": float(post.mean("group_sd")[0]),
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+        "memory": peak_memory() / 1e6}
 print(json.dumps(said))
 """
 PER_GROUP, TRUE_SD = 20, 0.5

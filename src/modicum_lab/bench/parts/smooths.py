@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -34,9 +34,9 @@ import numpy as np
 import pandas as pd
 
 import modicum as mo
-from modicum_lab.bench.machine import describe_machine, in_words
+from modicum_lab.bench.process import PEAK_IN_R
 from modicum_lab.bench.tables import Table
-from modicum_lab.datasets import data_folder, frame
+from modicum_lab.datasets import frame
 
 COLUMNS, K = ("hour", "distance", "day"), 10
 FORMULA = "late ~ s(hour) + s(distance) + s(day)"
@@ -44,23 +44,21 @@ LATE = 30  # minutes
 COMPARED = 2_000  # rows whose fitted chances are compared
 PROB = 0.6827  # the interval of a normal distribution that reaches one sd to both sides
 TURNS = 1
-MEGABYTE = 1024  # in the system's unit of memory
 ABSENT = (
     "bam was not run, since R or its package mgcv is not installed (on Debian: apt-get install "
     "r-cran-mgcv)."
 )
 
 FIT = f"""
-import json, sys, time, warnings
-import modicum as mo, numpy as np, pandas as pd
+import json, sys, warnings
+import modicum as mo, pandas as pd
+from modicum_lab.bench.process import peak_memory
 warnings.simplefilter("ignore")
 table = pd.read_parquet(sys.argv[1])
-began = time.perf_counter()
 post = mo.fit({FORMULA!r}, table, random_seed=1, progressbar=False)
-took = time.perf_counter() - began
 chance = post.predict(pd.read_parquet(sys.argv[2]), prob={PROB})
-print(json.dumps({{"seconds": took, "effective": float(post.summary()["ess_bulk"].min()),
-                  "mean": chance.mean.tolist(),
+print(json.dumps({{"effective": float(post.summary()["ess_bulk"].min()),
+                  "memory": peak_memory(), "mean": chance.mean.tolist(),
                   "sd": ((chance.upper - chance.lower) / 2).tolist()}}))
 """
 
@@ -75,19 +73,19 @@ read <- function(path, names) {{
 }}
 t <- read(a[1], c("late", "hour", "distance", "day"))
 some <- read(a[2], c("late", "hour", "distance", "day"))
-s <- system.time(m <- bam(late ~ {" + ".join(map(SMOOTH.format, COLUMNS))}, data = t,
-                          family = binomial(), discrete = TRUE, nthreads = as.integer(a[3])))
-cat(s[["elapsed"]], as.character(packageVersion("mgcv")), R.version.string, sep = "\\n")
+m <- bam(late ~ {" + ".join(map(SMOOTH.format, COLUMNS))}, data = t, family = binomial(),
+         discrete = TRUE, nthreads = as.integer(a[3]))
+{PEAK_IN_R}
+cat(as.character(packageVersion("mgcv")), R.version.string, peak, sep = "\\n")
 cat("", predict(m, some, type = "response", discrete = FALSE), sep = "\\n")
 """
 
 
 class Cost(NamedTuple):
-    """What a process printed, and its processor seconds and peak memory in MB."""
+    """What a process printed, and its processor seconds."""
 
     output: str
     processor: float
-    memory: float
 
 
 def measured(command: Sequence[str]) -> Cost | None:
@@ -99,8 +97,7 @@ def measured(command: Sequence[str]) -> Cost | None:
         if process.returncode:
             return None
         output.seek(0)
-        memory = used.ru_maxrss / MEGABYTE
-        return Cost(output.read(), used.ru_utime + used.ru_stime, memory)
+        return Cost(output.read(), used.ru_utime + used.ru_stime)
 
 
 def new_york() -> pd.DataFrame:
@@ -113,12 +110,9 @@ def new_york() -> pd.DataFrame:
     )
 
 
-def of_2001() -> pd.DataFrame | None:
-    """Return three million flights of the United States; None without their file."""
-    path = data_folder() / "flights_3m" / "flights-3m.parquet"
-    if not path.is_file():
-        return None
-    table = pd.read_parquet(path)
+def of_2001() -> pd.DataFrame:
+    """Return three million flights of the United States."""
+    table = frame("flights-3m", download=False)
     date = table["date"]
     hour = date.dt.hour + date.dt.minute / 60
     return _flights(table["delay"], hour, table["distance"], date)
@@ -140,8 +134,7 @@ def problems(quick: bool) -> Iterator[tuple[str, pd.DataFrame]]:
             table = make()
         except mo.DataError:
             continue
-        if table is not None:
-            yield name, table.sample(20_000, random_state=1) if quick else table
+        yield name, table.sample(20_000, random_state=1) if quick else table
 
 
 def run(quick: bool = False) -> Iterator[Table]:
@@ -158,8 +151,8 @@ def beside_bam(quick: bool) -> Table:
     """Fit every table in turns by both."""
     found = Table(
         "Three smooths: Modicum's posterior and bam's point estimate, from cold starts",
-        ["flights", "rows", "contender", "seconds of the fit", "processor seconds in all",
-         "of bam's", "peak memory, MB", "effective draws", "chances off, sd: typical", "largest"],
+        ["flights", "rows", "contender", "processor seconds", "of bam's", "peak memory, MB",
+         "effective draws", "chances off, sd: typical", "largest"],
     )  # fmt: skip
     versions = ""
     for name, table in problems(quick):
@@ -173,24 +166,24 @@ def beside_bam(quick: bool) -> Table:
         ours = costs["Modicum"]
         assert ours, "Modicum's process failed"
         answers = [json.loads(cost.output) for cost in ours]
-        theirs = [cost.output.split("\n", 4) for cost in costs["bam"]]
+        theirs = [cost.output.split("\n", 3) for cost in costs["bam"]]
         processor = {who: median(c.processor for c in made) for who, made in costs.items() if made}
         ratio = processor["Modicum"] / processor["bam"] if theirs else ""
         common = [name, len(table)]
         found.rows.append(
-            [*common, "Modicum, posterior", median(a["seconds"] for a in answers),
-             processor["Modicum"], ratio, _memory(ours), round(answers[0]["effective"]), "", ""]
+            [*common, "Modicum, posterior", processor["Modicum"], ratio,
+             _memory(a["memory"] for a in answers), round(answers[0]["effective"]), "", ""]
         )  # fmt: skip
         if theirs:
-            versions = f"mgcv {theirs[0][1]}, {theirs[0][2]}."
-            off = np.array(theirs[0][4].split(), float) - np.array(answers[0]["mean"])
+            versions = f"mgcv {theirs[0][0]}, {theirs[0][1]}."
+            off = np.array(theirs[0][3].split(), float) - np.array(answers[0]["mean"])
             off = np.abs(off) / answers[0]["sd"]
             found.rows.append(
-                [*common, "bam, point estimate", median(float(parts[0]) for parts in theirs),
-                 processor["bam"], 1.0, _memory(costs["bam"]), "a point",
+                [*common, "bam, point estimate", processor["bam"], 1.0,
+                 _memory(float(parts[2]) for parts in theirs), "a point",
                  float(np.sqrt(np.mean(off**2))), off.max()]
             )  # fmt: skip
-    found.note = f"{in_words(describe_machine())} {versions or ABSENT}"
+    found.note = versions or ABSENT
     return found
 
 
@@ -211,8 +204,8 @@ def _commands(folder: Path, table: pd.DataFrame) -> dict[str, list[str]]:
     return commands
 
 
-def _memory(costs: Sequence[Cost]) -> int:
-    return round(median(cost.memory for cost in costs))
+def _memory(peaks: Iterable[float]) -> int:
+    return round(median(peaks) / 1e6)
 
 
 # Beside few values ------------------------------------------------------------------------

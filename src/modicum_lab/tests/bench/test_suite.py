@@ -1,7 +1,9 @@
 """The suite: the plan, the command line, separate processes; and a tiny benchmark."""
 
 import json
+import resource
 import signal
+import sys
 import time
 
 import pytest
@@ -106,6 +108,15 @@ def test_memory_that_was_given_back_is_remembered():
         time.sleep(0.1)
         del held
     assert peak.bytes > before.bytes + 250_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others count what a process itself held")
+def test_memory_of_whoever_starts_a_process_is_not_its_own():
+    held = bytearray(300_000_000)
+    held[::4096] = b"x" * len(held[::4096])
+    ours = in_process("modicum_lab.bench.process", "peak_memory")
+    of_both = in_process("resource", "getrusage", resource.RUSAGE_SELF)[2] * 1024  # the control
+    assert 5_000_000 < ours < 200_000_000 < len(held) < of_both
 
 
 @pytest.mark.slow
