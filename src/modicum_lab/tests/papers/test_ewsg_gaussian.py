@@ -4,7 +4,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from modicum_lab.papers.ewsg import divergence, index_chain, optimal_weights
+from modicum_lab.papers.ewsg import divergence, gaussian, index_chain, optimal_weights
 from modicum_lab.papers.ewsg.error_bound import figure_1j_1l
 from modicum_lab.papers.ewsg.gaussian import FRICTION, STEP, Gaussian, methods
 from modicum_lab.papers.experiments import EXPERIMENTS, Result
@@ -99,6 +99,18 @@ def test_exponential_weights_are_those_of_the_long_index_chain():
         mean = p @ g
         pairs.append((np.sum((mean - g.mean(axis=0)) ** 2), p @ np.sum((g - mean) ** 2, axis=1)))
     assert long == pytest.approx(tuple(np.mean(pairs, axis=0)), rel=1e-6)
+
+
+@pytest.mark.parametrize("h", [STEP, STEP / 100])
+@pytest.mark.parametrize("n", [20, 50, 100])
+def test_the_variance_falls_where_few_rows_have_all_the_chance(n, h, monkeypatch):
+    """Theorem 3 says that it falls everywhere; and where it does, the bias is more than that."""
+    monkeypatch.setattr(gaussian, "STEP", h)
+    local = index_chain.local_error(Gaussian.drawn(n, 1), (0, 500), states=50, seed=1)
+    (_, uniform), (bias, variance) = local.values()
+    assert (variance < 0.6 * uniform) == (h == STEP and n > 20)
+    assert variance < 0.6 * uniform or variance > 1.001 * uniform
+    assert variance > uniform or bias > uniform - variance
 
 
 def test_theorem_1():
