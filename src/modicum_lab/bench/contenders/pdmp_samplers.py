@@ -1,7 +1,7 @@
 """The zig-zag process of pdmp-jax, on all rows: the package has no control variates of rows.
 
 Version 0.1.1 asks for a JAX older than Modicum's, and runs with today's if it is installed by
-itself: pip install --no-deps pdmp-jax jax-tqdm, with jaxtyping and seaborn.
+itself, with what it imports: pip install --no-deps pdmp-jax jax-tqdm chex toolz seaborn jaxtyping.
 """
 
 from __future__ import annotations

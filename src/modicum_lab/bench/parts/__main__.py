@@ -42,6 +42,7 @@ def main() -> None:
         for table in module.run(quick=arguments.quick):
             print(table.markdown(), flush=True)
             tables.append(table)
+        print(f"{measured}.\n", flush=True)
         if arguments.docs:
             figures.keep(name, tables, measured)
         everything += tables

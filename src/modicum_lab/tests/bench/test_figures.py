@@ -21,6 +21,17 @@ NOT_FIGURES = {  # heads of tables of sizes, and of those that other tests compa
     "papers.md": ["| HIGGS, 10,500,000 stand-in rows | acceptance |"],
 }
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+OLDER = {  # runs that did not record when, on what and by which version; to shrink
+    *("gpu-1", "gpu-2", "gpu-fused-1", "high_dimension-1", "iterations-1", "lake-billion-1"),
+    *("lake-ray-1", "multilevel-1", "multilevel-2", "multilevel-3", "multilevel-4"),
+    *("numpyro_models-1", "small_models-1"),
+}
+RUN = re.compile(r"`python -m \S.*` on \d{4}-\d\d-\d\d, .+, modicum \S+, jax \S+$")
+TIMED = re.compile(
+    r"\b(?:took|takes?|makes?) (?:about |over )?\d[\d.,]*(?: to \d[\d.,]*)?"
+    r" (?:(?:micro|milli)?seconds|m?s|minutes|million)\b"
+)
+CHECKED = ("index.md", "papers.md")  # pages whose figures other tests compare with their runs
 
 
 def typed(page):
@@ -61,6 +72,25 @@ def test_no_table_of_figures_is_typed(path):
     assert typed(page + more.replace("1.5", "a wall")) == heads
     place = f"\n<!-- figures: a-1 -->\n{more}\n<!-- end of figures -->\n"
     assert typed(f"{page}{place}\n```\n{more}\n```\n") == heads
+
+
+@pytest.mark.parametrize("path", TYPED, ids=lambda path: path.name)
+def test_no_time_of_a_run_is_typed(path):
+    page = CODE.sub("", figures.PLACE.sub("", path.read_text(encoding="utf-8")))
+    words = " ".join(page.split())
+    assert path.name in CHECKED or TIMED.findall(words) == []
+    more = [
+        "A fit takes 3.5 seconds.",
+        "It took about 2.4 to 2.6 s.",
+        "It makes 149 million draws.",
+    ]
+    assert len(TIMED.findall(" ".join([words, *more]))) == len(TIMED.findall(words)) + 3
+
+
+def test_every_table_of_the_file_is_shown_and_says_what_it_was_measured_by():
+    kept, shown = figures.read(DOCS), "".join(p.read_text(encoding="utf-8") for p in PAGES)
+    assert {name for name, table in kept.items() if not RUN.search(table["measured"])} == OLDER
+    assert sorted(figures.PLACE.findall(shown)) == sorted(kept)
 
 
 def test_a_part_that_is_run_again_replaces_its_tables_and_no_others(tmp_path):

@@ -19,6 +19,7 @@ from modicum_lab.bench.parts import (
     scalable_subsampling,
     small_models,
     smooths,
+    walk,
 )
 from modicum_lab.bench.stand_ins import plain
 from modicum_lab.papers.references import Reference
@@ -198,3 +199,17 @@ def test_the_default_on_two_models_of_posteriordb():
     table = small_models.by_default(json.loads(path.read_text())["posteriors"], quick=True)
     assert [row[0] for row in table.rows] == ["arK-arK", "earnings-earn_height"]
     assert max(row[5] for row in table.rows) < 4.5
+
+
+def test_functions_that_run_are_counted_once_by_room():
+    with walk.walked() as found:
+        for _ in range(2):
+            mo.Ledger(100)
+            mo.priors.Normal(0, 1)
+    table = walk.by_room({"it": sorted(found)}, "")
+    assert {file.rsplit("/", 1)[1] for file, _ in found} >= {"ledger.py"}
+    assert table.rows[-1] == ["all", f"{len(found)} ({len({file for file, _ in found})})"]
+    assert [where for where, _ in table.rows[:-1]].count(walk.BESIDE) == 1
+    with walk.walked() as none:
+        json.dumps([1])  # of no room
+    assert none == set()
