@@ -59,8 +59,6 @@ class RowsSchema:
         as in ``hour[6]``.
     coding : Coding or None
         What the codes of rows mean; None for rows of numbers only.
-    terms : mapping of str to tuple of str
-        The columns of each term of the formula that made the rows.
     parts : mapping of str to str
         The columns of the user's table that became ``offset`` and ``weight``.
     encoding : FormulaEncoding or None
@@ -86,7 +84,6 @@ class RowsSchema:
     outcome: str | None = None
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
     coding: Coding | None = None
-    terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
     encoding: FormulaEncoding | None = None
     kinds: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -95,6 +92,14 @@ class RowsSchema:
     def reference(self) -> dict[str, Level]:
         """The reference level of each categorical column; it has no column in the matrix."""
         return {name: levels[0] for name, levels in self.levels.items()}
+
+    @property
+    def terms(self) -> dict[str, tuple[str, ...]]:
+        """The columns of each term of the formula that made the rows."""
+        if self.encoding is None:
+            return {}
+        laid_out = self.encoding.layout
+        return {k: tuple(laid_out.columns[i] for i in at) for k, at in laid_out.terms.items()}
 
     @property
     def origin(self) -> dict[str, Json] | None:
@@ -331,10 +336,6 @@ def describe(encoding: FormulaEncoding, n: int, dtype: DType) -> Description:
         outcome=None if encoding.outcome is None else encoding.outcome.expression,
         levels=levels | groupings,
         coding=None if layout.coding == Coding(layout.coding.dense) else layout.coding,
-        terms={
-            name: tuple(layout.columns[place] for place in places)
-            for name, places in layout.terms.items()
-        },
         encoding=encoding,
     )
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.libraries import pandas as pd
 from modicum.libraries import pyarrow as pa
 from modicum.rows.checks import (
     WeightCheck,
@@ -125,23 +124,13 @@ def _level_column(name: str, value: Any) -> pa.Array:  # a categorical column of
     """Return the level of each row as an Arrow array."""
     if is_table(value) or isinstance(value, str | PathLike | Mapping):
         raise DataError(f"the factor {name!r} must be one level per row, not a table or text.")
-    if library(value) == "pandas" and not is_series(value):  # a pandas extension array
-        value = pd.Series(value)
-    if is_series(value):
-        return joined(arrow_column(value, name))
-    # As objects: NumPy would turn a list that mixes text and numbers into text.
-    plain = np.asarray(value, dtype=getattr(value, "dtype", object))
-    if plain.ndim == 2 and plain.shape[1] == 1:
-        plain = plain[:, 0]
-    if plain.ndim != 1:
-        raise DataError(f"the factor {name!r} must hold one level per row.")
-    try:
-        return joined(pa.array(plain))
-    except (pa.ArrowException, TypeError, ValueError):
-        raise DataError(
-            f"the factor {name!r} mixes types of values: make all of them text, or all of them "
-            "whole numbers."
-        ) from None
+    if library(value) not in ("pandas", "polars", "pyarrow"):
+        # As objects: NumPy would turn a list that mixes text and numbers into text.
+        value = np.asarray(value, dtype=getattr(value, "dtype", object))
+        value = value[:, 0] if value.shape[1:] == (1,) else value
+        if value.ndim != 1:
+            raise DataError(f"the factor {name!r} must hold one level per row.")
+    return joined(arrow_column(value, name))
 
 
 def field_stream(

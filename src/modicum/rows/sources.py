@@ -127,31 +127,27 @@ def is_columns(value: object) -> bool:
     )
 
 
-def frame_of_columns(columns: Mapping[str, Any]) -> pd.DataFrame:  # columns of any library
-    """Make a data frame of columns matched by position, ignoring their indices."""
-    if not is_columns(columns):
-        raise SettingError(
-            "a mapping passed as a table must map names to columns of one value per row, as in "
-            "{'x': [1.0, 2.0], 'y': [0, 1]}."
-        )
-    common_length("column", {name: len(column) for name, column in columns.items()})
-    plain = {k: v.to_pandas() if hasattr(v, "to_pandas") else v for k, v in columns.items()}
-    return pd.DataFrame({k: pd.Series(v).reset_index(drop=True) for k, v in plain.items()})
-
-
 class TableSource(Source):
-    """A table in memory; columns are converted to Arrow when they are read."""
+    """A table in memory, or columns by name; they are converted to Arrow when they are read."""
 
     def __init__(self, table: Any) -> None:  # of a library that need not be installed
         if type(table).__name__ == "LazyFrame":
             raise SettingError("a polars LazyFrame has no rows yet: pass frame.collect().")
-        if library(table) not in ("pandas", "polars", "pyarrow"):
-            table = pa.table(table)
-        self._table = table
-        raw = table.column_names if library(table) == "pyarrow" else list(table.columns)
+        if isinstance(table, Mapping):
+            if not is_columns(table):
+                raise SettingError(
+                    "a mapping passed as a table must map names to columns of one value per row, "
+                    "as in {'x': [1.0, 2.0], 'y': [0, 1]}."
+                )
+            raw, rows = list(table), common_length("column", {k: len(v) for k, v in table.items()})
+        else:
+            if library(table) not in ("pandas", "polars", "pyarrow"):
+                table = pa.table(table)
+            raw = table.column_names if library(table) == "pyarrow" else list(table.columns)
+            rows = len(table)
+        self._table, self.rows = table, rows
         self.names = tuple(str(name) for name in raw)
         self._keys = dict(zip(self.names, raw, strict=True))
-        self.rows = table.num_rows if library(table) == "pyarrow" else len(table)
         self._converted: dict[str, pa.Array | pa.ChunkedArray] = {}  # columns that were converted
 
     def table(self, columns: Sequence[str]) -> pa.Table:
@@ -174,7 +170,8 @@ class TableSource(Source):
         values = self._values(column)
         if library(values) == "pyarrow":
             return keeps_order(values.type, self._table.schema)
-        return type(values.dtype).__name__ in ("CategoricalDtype", "Enum", "IntervalDtype")
+        kind = type(getattr(values, "dtype", None)).__name__
+        return kind in ("CategoricalDtype", "Enum", "IntervalDtype")
 
     def _hint(self, name: str) -> str:
         if library(self._table) == "pandas" and name in self._table.index.names:
@@ -186,19 +183,20 @@ class TableSource(Source):
         return self._table[self._keys[name]]
 
 
-def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:  # of any library
+def arrow_column(column: Any, name: str) -> pa.Array | pa.ChunkedArray:  # of any library
     """Return a column as an Arrow array."""
-    if library(series) == "pyarrow":
-        return series
+    if library(column) == "pyarrow":
+        return column
+    values = column if library(column) == "polars" else pd.Series(column)
     try:
-        if library(series) == "polars":
-            return series.to_arrow()
-        return pa.Array.from_pandas(_arrow_compatible(series))
+        if library(values) == "polars":
+            return values.to_arrow()
+        return pa.Array.from_pandas(_arrow_compatible(values))
     except Exception:  # of either library; the message names the offending value
-        values = series.to_list()
-        row = next((i for i, v in enumerate(values) if v is None or not reads_as_number(v)), 0)
+        listed = values.to_list()
+        row = next((i for i, v in enumerate(listed) if v is None or not reads_as_number(v)), 0)
         raise DataError(
-            f"column {name!r} mixes types of values ({values[row]!r} in row {row}): "
+            f"column {name!r} mixes types of values ({listed[row]!r} in row {row}): "
             "convert it to numbers, or to text for a categorical column."
         ) from None
 

@@ -166,7 +166,6 @@ def _stream(
         describe(encoding, source.rows or 0, dtype),
         outcome=roles.outcome,
         levels={f.label: f.levels for f in encoding.factors if f.levels},
-        terms={},
         parts=roles.parts,
         encoding=None,
     )

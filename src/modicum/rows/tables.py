@@ -30,7 +30,6 @@ from modicum.rows.sources import (
     LazySource,
     Source,
     TableSource,
-    frame_of_columns,
     from_row,
     is_series,
     is_table,
@@ -69,10 +68,8 @@ def open_table(table: object, encoding: str = "utf-8", formula: bool = False) ->
         return table
     if type(table).__name__ == "LazyFrame" and library(table) == "polars":
         return LazySource(table)
-    if is_table(table):
+    if is_table(table) or isinstance(table, Mapping):
         return TableSource(table)
-    if isinstance(table, Mapping):
-        return TableSource(frame_of_columns(table))
     if is_dataset(table):
         return DatasetSource(table)
     if _is_place(table):
