@@ -155,12 +155,9 @@ def require_exact(values: Array, dtype: DType, labels: Sequence[str], rows: RowN
     if int(values.min()) >= -limit and int(values.max()) <= limit:
         return
     flat = values.reshape(-1)
-    size = np.where(flat < 0, -flat.astype(np.int64), flat.astype(np.int64)).astype(np.uint64)
-    if values.dtype == np.uint64:
-        size = flat
-    # An integer is exact when its odd part fits the mantissa.
-    lowest = np.maximum(size & (~size + np.uint64(1)), np.uint64(1))
-    bad = size // lowest > limit
+    held, beyond = flat.astype(dtype), float(np.iinfo(flat.dtype).max)  # rounded up to 2**63, say
+    with np.errstate(invalid="ignore"):
+        bad = (held >= beyond) | (held.astype(flat.dtype) != flat)
     if not bad.any():
         return
     row, column = divmod(int(np.argmax(bad)), len(labels))

@@ -152,27 +152,22 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
     texts = [level for level in levels if isinstance(level, str)]
     commas = [level for level in texts if re.fullmatch(WITH_COMMA, level.strip())]
     numbers = sum(bool(re.fullmatch(NUMBER, level.strip())) for level in texts)
-    if commas and len(commas) + numbers == len(texts):
-        raise DataError(
-            f"column {name!r} holds numbers with a comma, such as {commas[0]!r}, which are text: "
-            "read the table with decimal=',' (pandas) or thousands=',', or replace the commas, or "
-            f"{remedy}."
-        )
     number = re.compile(f"{NUMBER}|{WITH_COMMA}|{MARKED}")
     stray = {level for level in texts if not number.fullmatch(level.strip())}
     plain = re.compile(f"{NUMBER}|{WITH_COMMA}")
     marked = [level for level in texts if not plain.fullmatch(level.strip())]
-    if marked and not stray:
-        raise DataError(
-            f"column {name!r} holds numbers that are written as text, such as {marked[0]!r}: "
-            f"remove what is not part of the number and convert it to numbers, or {remedy}."
-        )
     fractions = [level for level in texts if "." in level]
-    if fractions and numbers == len(texts) > FEW_FRACTIONS:
-        raise DataError(
-            f"column {name!r} holds numbers that are written as text, such as {fractions[0]!r}: "
-            f"convert it to numbers, or {remedy}."
-        )
+    written, fix = "", "convert it to numbers"
+    if commas and len(commas) + numbers == len(texts):
+        written = f"with a comma, such as {commas[0]!r}, which are text"
+        fix = "read the table with decimal=',' (pandas) or thousands=',', or replace the commas"
+    elif marked and not stray:
+        written = f"that are written as text, such as {marked[0]!r}"
+        fix = "remove what is not part of the number and convert it to numbers"
+    elif fractions and numbers == len(texts) > FEW_FRACTIONS:
+        written = f"that are written as text, such as {fractions[0]!r}"
+    if written:
+        raise DataError(f"column {name!r} holds numbers {written}: {fix}, or {remedy}.")
     if not stray or len(stray) == len(texts):
         return
     start = 0

@@ -305,9 +305,14 @@ def lay_out(
 def _as_numbers(factors: Sequence[Factor], part: Part) -> Iterator[tuple[str, Numbers]]:
     """Yield names and products of all columns of a part, levels as numbers too."""
     names = {(f, reduced): factors[f].names(reduced) for f, reduced in part}
-    for backwards in product(*(range(len(names[scoped])) for scoped in reversed(part))):
-        at = dict(zip(part, backwards[::-1], strict=True))
+    for at in _cells(names, part):
         yield _name(names, at), Numbers(tuple((*scoped, j) for scoped, j in at.items()))
+
+
+def _cells(names: dict[Scoped, tuple[str, ...]], part: Part) -> Iterator[dict[Scoped, int]]:
+    """Yield places of a column of each factor; those of the first factor change fastest."""
+    for backwards in product(*(range(len(names[scoped])) for scoped in reversed(part))):
+        yield dict(zip(part, backwards[::-1], strict=True))
 
 
 @dataclass(frozen=True)
@@ -355,13 +360,10 @@ def _blocks(factors: Sequence[Factor], part: Part) -> Iterator[_Block]:
         yield window
         return
     names = {(f, reduced): factors[f].names(reduced) for f, reduced in part}
-    numeric = [s for s in part if not factors[s[0]].coded(s[1])]
+    numeric = tuple(s for s in part if not factors[s[0]].coded(s[1]))
     levels = tuple(s for s in part if factors[s[0]].coded(s[1]))
-    sizes = [range(len(names[scoped])) for scoped in numeric]
-    for backwards in product(*reversed(sizes)):
-        chosen = tuple((*s, at) for s, at in zip(numeric, backwards[::-1], strict=True))
-        numbers = Numbers(chosen) if chosen else None
-        at = dict(zip(numeric, backwards[::-1], strict=True))
+    for at in _cells(names, numeric):
+        numbers = Numbers(tuple((*scoped, j) for scoped, j in at.items())) if at else None
         if not levels:
             yield _Block(numbers, None, (_name(names, at),))
             continue
@@ -372,8 +374,7 @@ def _blocks(factors: Sequence[Factor], part: Part) -> Iterator[_Block]:
                 f"the interaction {label} has {prod(widths):,} combinations of levels, each with a "
                 f"coefficient; the limit is {MOST_CELLS:,}: group levels, or leave it out."
             )
-        cells = [c[::-1] for c in product(*(range(w) for w in reversed(widths)))]
-        named = (_name(names, at | dict(zip(levels, cell, strict=True))) for cell in cells)
+        named = (_name(names, at | cell) for cell in _cells(names, levels))
         reference = any(reduced for _, reduced in levels)
         yield _Block(numbers, _codes(factors, levels, widths), tuple(named), reference)
 
