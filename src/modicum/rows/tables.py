@@ -171,17 +171,26 @@ class FileSource(DatasetSource):
     def __init__(self, listing: Listing, parquet: bool) -> None:
         self.called, self.remote, self.identity = listing.called, listing.remote, listing.identity
         self._parquet = parquet
+        kind = pa.dataset.ParquetFileFormat() if parquet else pa.dataset.IpcFileFormat()
+        self._fragments = [kind.make_fragment(path, listing.system) for path in listing.paths]
         try:
-            self._fragments = _fragments(listing, parquet)
+            self._in_folders = _folder_values(listing, kind)
             with ThreadPoolExecutor(FOOTERS) as pool:
-                footers = list(pool.map(_footer, self._fragments))
+                footers = list(pool.map(self._footer, self._fragments))
         except (pa.ArrowException, OSError) as error:
             raise unreadable(self.called, error, parquet) from None
         self._schemas = [schema for schema, _ in footers]
         self._counts = [count for _, count in footers]
         self.names = tuple(self._schemas[0].names)
         self.rows = None if None in self._counts else sum(c or 0 for c in self._counts)
-        self._agree: set[tuple[str, str]] = set()  # files and columns that agree with folder names
+
+    def _footer(self, fragment: pa.dataset.Fragment) -> tuple[pa.Schema, int | None]:
+        """Return a file's schema, with columns from folder names, and its row count if known."""
+        physical, values = fragment.physical_schema, self._in_folders.get(fragment.path, {})
+        named = [pa.field(name, pa.scalar(value).type) for name, value in values.items()]
+        schema = pa.schema([*physical, *(f for f in named if f.name not in physical.names)])
+        count = fragment.metadata.num_rows if hasattr(fragment, "metadata") else None
+        return schema.with_metadata(physical.metadata), count
 
     def _schema(self, columns: Sequence[str]) -> pa.Schema:
         """Return one type for each column: numbers widen, and incompatible types are refused."""
@@ -212,19 +221,6 @@ class FileSource(DatasetSource):
             if count is not None and first >= count:
                 first -= count
                 continue
-            values = _folder_values(fragment)
-            own = fragment.physical_schema
-            unchecked = [
-                own.field(name)
-                for name in columns
-                if name in values and name in own.names and (fragment.path, name) not in self._agree
-            ]
-            if unchecked:
-                alone = fragment.format.make_fragment(fragment.path, fragment.filesystem)
-                for batch in self._file_batches(alone, pa.schema(unchecked)):
-                    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                        _refuse_contradiction(fragment.path, name, column, values[name])
-                self._agree.update((fragment.path, field.name) for field in unchecked)
             yield from self._file_batches(fragment, schema, first)
             first = 0 if count is not None or not first else max(0, first - fragment.count_rows())
 
@@ -252,7 +248,9 @@ class FileSource(DatasetSource):
             options["fragment_scan_options"] = pa.dataset.ParquetFragmentScanOptions(
                 use_buffered_stream=True, buffer_size=1 << 20, pre_buffer=False
             )
-        scan = fragment.scanner(schema=schema, columns=schema.names, **IN_SMALL_PIECES, **options)
+        own = pa.schema([f for f in schema if f.name in fragment.physical_schema.names])
+        values = self._in_folders.get(fragment.path, {})
+        scan = fragment.scanner(schema=own, columns=own.names, **IN_SMALL_PIECES, **options)
         for batch in scan.to_batches():
             try:
                 batch.validate(full=not self._parquet)  # offsets of Arrow files are as written
@@ -260,39 +258,33 @@ class FileSource(DatasetSource):
                 raise DataError(
                     f"{fragment.path} is damaged ({first_line(error)}): write it again."
                 ) from None
-            yield batch
+            for name, value in values.items():
+                if name in own.names:
+                    _refuse_contradiction(fragment.path, name, batch.column(name), value)
+                elif name in schema.names:
+                    field = schema.field(name)
+                    column = pa.repeat(value, batch.num_rows).cast(field.type)
+                    batch = batch.append_column(field, column)
+            yield batch.select(schema.names)
 
 
-def _fragments(listing: Listing, parquet: bool) -> list[pa.dataset.Fragment]:
-    """Return the files as Arrow reads them, with the values that folder names hold."""
-    file_format = pa.dataset.ParquetFileFormat() if parquet else pa.dataset.IpcFileFormat()
+def _folder_values(listing: Listing, kind: pa.dataset.FileFormat) -> dict[str, dict[str, Any]]:
+    """Return the columns that names of folders hold, with their values, by the path of a file."""
     if listing.base is None:
-        return [file_format.make_fragment(path, listing.system) for path in listing.paths]
+        return {}
     options = pa.dataset.FileSystemFactoryOptions(
         partition_base_dir=listing.base,
         partitioning=pa.dataset.HivePartitioning.discover(),
         exclude_invalid_files=False,
     )
-    factory = pa.dataset.FileSystemDatasetFactory(
-        listing.system, listing.paths, file_format, options
-    )
+    factory = pa.dataset.FileSystemDatasetFactory(listing.system, listing.paths, kind, options)
     in_file, in_names = factory.inspect_schemas()
     for at, name in enumerate(in_names.names):
         # Arrow takes names of digits for numbers, also where the first file holds text.
         if name in in_file.names and is_text(in_file.field(name).type):
             in_names = in_names.set(at, pa.field(name, pa.string()))
-    by_path = {fragment.path: fragment for fragment in factory.finish(in_names).get_fragments()}
-    return [by_path[path] for path in listing.paths]
-
-
-def _footer(fragment: pa.dataset.Fragment) -> tuple[pa.Schema, int | None]:
-    """Return a file's schema, including columns from folder names, and its row count if known."""
-    physical = fragment.physical_schema
-    values = _folder_values(fragment)
-    named = [pa.field(name, pa.scalar(value).type) for name, value in values.items()]
-    schema = pa.schema([*physical, *(f for f in named if f.name not in physical.names)])
-    count = fragment.metadata.num_rows if hasattr(fragment, "metadata") else None
-    return schema.with_metadata(physical.metadata), count
+    files = factory.finish(in_names).get_fragments()
+    return {f.path: pa.dataset.get_partition_keys(f.partition_expression) for f in files}
 
 
 def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -302,11 +294,6 @@ def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return pa.large_string()
     schemas = [pa.schema([("", kind)]) for kind in (one, other)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-
-
-def _folder_values(fragment: pa.dataset.Fragment) -> dict[str, Any]:  # text, numbers or None
-    """Return the columns that the folders of a file hold, with their values."""
-    return dict(pa.dataset.get_partition_keys(fragment.partition_expression))
 
 
 def _refuse_contradiction(path: str, name: str, column: pa.Array, value: object) -> None:
