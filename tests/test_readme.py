@@ -169,6 +169,18 @@ def test_the_reference_has_every_public_name(module):
     assert "Target" in documented
 
 
+def test_files_that_pages_name_are_there():
+    there = [
+        f"/{path.relative_to(ROOT)}"
+        for part in ("src", "tests")
+        for path in ROOT.glob(f"{part}/**/*.py")
+    ]
+    pages = (path.read_text() for path in [*QUICK, *PAGES, ROOT / "CONTRIBUTING.md"])
+    named = {name for page in pages for name in re.findall(r"`([\w/]+\.py)`", page)}
+    assert len(named) > 50
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
 def test_the_page_of_models_has_every_family():
     page = (ROOT / "docs" / "models.md").read_text()
     listed = re.findall(r"^\| `\w+\(.*?\)` \| ([\w-]+) \|", page, re.MULTILINE)
