@@ -117,6 +117,18 @@ def test_a_call_is_repeated_with_changes(linear, table):
     assert sampled.kfold(folds=2, progressbar=False).elpd_i.shape == (N,)
 
 
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # of rows that are dropped
+def test_groups_are_found_where_rows_were_dropped(linear, table):
+    """They are a column of the table that the formula does not read."""
+    holes = pd.concat([table.head(30).assign(dose=np.nan, ward=0), table], ignore_index=True)
+    mixed = holes.sample(frac=1, random_state=1).assign(other=lambda t: t["ward"].map(str))
+    whole = linear.kfold(table, group="ward", progressbar=False)
+    left_out = linear.update(data=mixed, missing="drop").kfold(group="other", progressbar=False)
+    order = mixed.dropna().index - 30
+    np.testing.assert_array_equal(left_out.fold, whole.fold[order])
+    np.testing.assert_allclose(left_out.elpd_i, whole.elpd_i[order], atol=0.05)
+
+
 def test_what_cannot_be_fitted_again_is_refused(linear, table, tmp_path):
     linear.save(tmp_path / "post")
     loaded = mo.Posterior.load(tmp_path / "post", data=table)

@@ -176,3 +176,27 @@ def test_weights_that_a_table_lost_are_missed(table):
     for ask in asked:
         refused(mo.DataError, "have weights and these have none", ask)
     assert np.isfinite(post.score(lost).log_density)  # every row counts once, as it says
+
+
+def test_averages_over_other_rows_count_them_by_their_weights(table, repeated):
+    """Those of a census, say, which has weights and no outcome; they counted once."""
+    run = {"random_seed": 1, "progressbar": False}
+    census = table.drop(columns="y")
+    people = repeated.drop(columns=["y", "times"])
+    formula = mo.fit("y ~ poly(x, 2) + g", table, "gaussian", weights="times", **run)
+    coded = mo.Rows.from_table(table, outcome="y", categorical=["g"], weight="times")
+    for post in (formula, mo.sample(mo.models.Gaussian(), coded, **run)):
+        each, one_by_one = (
+            np.r_[
+                post.marginal("x", at=[1, 2], data=data)["mean"],
+                post.contrast("g", data=data)["mean"],
+            ]
+            for data in (census, people)
+        )
+        np.testing.assert_allclose(each, one_by_one, rtol=1e-9)
+        unweighted = post.marginal("x", at=[1, 2], data=census.drop(columns="times"))["mean"]
+        assert (np.abs(unweighted - each[:2]) > 1e-4).all()
+        shares = [post.bayes_R2(data)["mean"].item() for data in (census, people, table)]
+        np.testing.assert_allclose(shares, shares[1], rtol=1e-9)
+    predicted = formula.predict(census.assign(times=np.nan)).mean  # which needs no weights
+    np.testing.assert_array_equal(predicted, formula.predict(census).mean)

@@ -173,13 +173,14 @@ def aligned(
     outcome: bool,
     newlevels: NewLevels = "refuse",
     groups: Groups | None = None,
+    weights: bool | None = None,
 ) -> AlignedRows:
     """Bring `rows` into the layout of the rows of the fit, or refuse them.
 
     Named columns are matched by name; unnamed arrays are taken in the fit's order. A table is
-    encoded as the fit's rows were, with its outcome if `outcome`, and with groups that the fit did
-    not have unless `groups` is "known" or None. If nothing is known of the fit's rows (None), rows
-    are taken unchanged.
+    encoded as the fit's rows were, with its outcome if `outcome`, with its weights if `weights` (by
+    default, with an outcome), and with groups that the fit did not have unless `groups` is "known"
+    or None. If nothing is known of the fit's rows (None), rows are taken unchanged.
     """
     encoding = fit.encoding if fit is not None and is_tabular(rows) else None
     if groups == "any" and encoding is None:
@@ -192,7 +193,8 @@ def aligned(
             "newlevels applies only to tables given to a posterior of mo.fit, and these rows are "
             "already encoded, or the fit had no formula; leave it out."
         )
-    rows, named = _as_rows(rows, fit, outcome, newlevels, groups in ("new", "any"))
+    how = {"newlevels": newlevels, "new_groups": groups in ("new", "any"), "weights": weights}
+    rows, named = _as_rows(rows, fit, outcome, how)
     if outcome and not len(rows):
         raise DataError("there are no rows to compare with: at least one is needed.")
     if fit is None:
@@ -232,7 +234,7 @@ def aligned(
 
 
 def _as_rows(
-    rows: RowsLike, fit: FitRows | None, outcome: bool, newlevels: NewLevels, new_groups: bool
+    rows: RowsLike, fit: FitRows | None, outcome: bool, how: Mapping[str, Any]
 ) -> tuple[Rows, bool]:
     """Encode a table and wrap arrays; also return whether the columns have names."""
     if is_table(rows) and fit is None:
@@ -241,7 +243,7 @@ def _as_rows(
             "table: make rows with mo.Rows.from_table."
         )
     try:
-        made = rows_like(rows, fit, outcome, newlevels=newlevels, new_groups=new_groups)
+        made = rows_like(rows, fit, outcome, **how)
     except NewGroupError as fault:
         if not outcome:
             raise
@@ -265,7 +267,7 @@ def rows_like(
     if fit is not None and fit.encoding is not None and is_tabular(data):
         return encode_table(fit.encoding, data, outcome=outcome, **how)
     if fit is not None and is_table(data):
-        return Rows.from_table_like(data, fit.schema, outcome)
+        return Rows.from_table_like(data, fit.schema, outcome, how.get("weights"))
     return None
 
 

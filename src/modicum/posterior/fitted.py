@@ -315,10 +315,11 @@ class FittedDraws:
         outcome: bool,
         newlevels: NewLevels,
         groups: Groups | None = None,
+        weights: bool | None = None,
     ) -> AlignedRows:
         """Return `data`, encoded as the rows of the fit were; the rows of the fit if it is None."""
         if data is not None:
-            return aligned(data, self.fit_rows, outcome, newlevels, groups)
+            return aligned(data, self.fit_rows, outcome, newlevels, groups, weights)
         rows = self.held_rows()
         if rows is None:
             raise not_held("this", "rows")

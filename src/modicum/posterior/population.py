@@ -75,10 +75,12 @@ def holds_column(rows: Rows, name: str) -> bool:
     return ArrayPopulation.of_fit(rows).holds(name) or rows.fields.get(name) == ()
 
 
-def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> np.ndarray:
+def column_values(
+    rows: Rows, table: object, name: str, row_ids: np.ndarray, numbers: np.ndarray | None = None
+) -> np.ndarray:
     """Return the values of a column at these rows: numbers, or levels as strings.
 
-    A table must be in the order of the rows.
+    A table must be in the order of the rows, or `numbers` are the place of each row in it.
     """
     sample = ArrayPopulation.of_fit(rows.subset(row_ids))
     if sample.holds(name):
@@ -96,6 +98,8 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
     values = _read(
         source, lambda s: np.concatenate([_plain(b.column(name)) for b in s.batches([name])])
     )
+    if numbers is not None:
+        return values[numbers[row_ids]]
     if len(values) != len(rows):
         raise DataError(
             f"the table has {len(values):,} rows and {len(rows):,} were fitted, since rows with "
@@ -288,11 +292,15 @@ class TablePopulation:
         return self._encoded(self.table)
 
     def _encoded(self, table: pa.Table) -> AlignedRows:
-        has_outcome = all(name in table.column_names for name in self.encoding.needed(outcome=True))
         # columns that are set may make combinations of known levels that no row has
         new_groups = bool(self.first_new)
         rows = encode_table(
-            self.encoding, table, outcome=has_outcome, new_groups=new_groups, dtype=np.float64
+            self.encoding,
+            table,
+            outcome=False,
+            new_groups=new_groups,
+            weights=True,
+            dtype=np.float64,
         )
         return replace(AlignedRows.of(rows), first_new=self.first_new)
 
@@ -390,7 +398,7 @@ def population(
     """
     encoding = post.encoding
     if encoding is None:
-        rows = post.rows_or_own(data, False, "refuse", groups)
+        rows = post.rows_or_own(data, False, "refuse", groups, weights=True)
         sample = row_sample(rows, most, seed)
         return ArrayPopulation.of(sample, post.fit_rows, len(sample) / len(rows))
     table, fitted = (post.table, post.rows) if data is None else (data, None)

@@ -483,7 +483,7 @@ def bayes_R2(  # noqa: N802 - as brms and rstantools call it
 
     For each draw, it is the variance of the expected outcomes over the rows, divided by itself
     plus the average variance of an outcome about its expectation. The effects of known groups are
-    part of what is explained.
+    part of what is explained. Rows count by their weights, if they have any.
 
     Parameters
     ----------
@@ -515,7 +515,7 @@ def bayes_R2(  # noqa: N802 - as brms and rstantools call it
     >>> round(float(post.bayes_R2().loc["R2", "mean"]), 6)  # 4 / (4 + 1)
     0.8
     """
-    rows = post.rows_or_own(data, False, "refuse")
+    rows = post.rows_or_own(data, False, "refuse", weights=True)
     sample = row_sample(rows, subsample, random_seed)
     drawn = OutcomeDraws.affordable(post, sample, draws, purpose="R-squared")
     weights = drawn.weights

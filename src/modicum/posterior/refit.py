@@ -172,12 +172,8 @@ def kfold(
         )
     units = np.arange(len(rows))
     if group is not None:
-        if not holds_column(rows, group) and post.table_numbers(data, rows) is not None:
-            raise DataError(
-                f"the rows of the fit are some of the table's, or in another order, so that their "
-                f"{group!r} is unknown: fit a table without the rows that are dropped, in memory."
-            )
-        values = column_values(rows, post.table if data is None else data, group, units)
+        numbers = None if holds_column(rows, group) else post.table_numbers(data, rows)
+        values = column_values(rows, post.table if data is None else data, group, units, numbers)
         units = np.unique(values, return_inverse=True)[1]
     fold = _folds(units, folds, group, random_seed)
     number = int(fold.max()) + 1

@@ -209,6 +209,7 @@ def encoded(
     source: Source,
     *,
     outcome: bool,
+    weights: bool | None = None,
     dtype: object = None,
     drop: bool = False,
     newlevels: NewLevels = "refuse",
@@ -222,8 +223,9 @@ def encoded(
     source
         The table; its columns may be in any order, and there may be others.
     outcome
-        Whether the rows get an outcome, and weights if the table has them; otherwise the table need
-        not have those columns.
+        Whether the rows get an outcome; otherwise the table need not have its columns.
+    weights
+        Whether the rows get weights, if the table has them; by default, if they get an outcome.
     dtype
         Type of the numbers.
     drop
@@ -231,7 +233,8 @@ def encoded(
     newlevels
         Whether a level that the encoding does not know is refused or replaced by the reference.
     """
-    known = encoding.only(outcome, encoding.fields_of(source.names, outcome))
+    weights = outcome if weights is None else weights
+    known = encoding.only(outcome, encoding.fields_of(source.names, outcome, weights))
     stream = stream_of(known, source, dtype, None if drop else source.rows, drop, newlevels)
     named = None if encoding.outcome is None else encoding.outcome.expression
     about = replace(stream.description, outcome=named, encoding=encoding)

@@ -201,7 +201,9 @@ class Rows:
         return cls._at(columns_of(TableSource(table), choice, dtype).in_memory())
 
     @classmethod
-    def from_table_like(cls, table: object, schema: RowsSchema, outcome: bool = True) -> Rows:
+    def from_table_like(
+        cls, table: object, schema: RowsSchema, outcome: bool = True, weights: bool | None = None
+    ) -> Rows:
         """Make rows from a table with the columns, levels and reference levels of other rows.
 
         Columns are found by name, in any order, and other columns are ignored; a level that the
@@ -214,6 +216,8 @@ class Rows:
             Schema of the other rows.
         outcome : bool
             Whether the rows get an outcome; otherwise the table need not have that column.
+        weights : bool, optional
+            Whether the rows get weights, if the table has them; by default, if they get an outcome.
 
         Examples
         --------
@@ -226,8 +230,9 @@ class Rows:
         """
         source = TableSource(table)
         if schema.encoding is not None:
-            return cls._at(encoded(schema.encoding, source, outcome=outcome))
-        return cls._at(columns_like(source, schema, outcome).in_memory())
+            return cls._at(encoded(schema.encoding, source, outcome=outcome, weights=weights))
+        weights = outcome if weights is None else weights
+        return cls._at(columns_like(source, schema, outcome, weights).in_memory())
 
     @classmethod
     def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:

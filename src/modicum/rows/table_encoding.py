@@ -220,7 +220,7 @@ def _collect_levels(source: Source, roles: Roles) -> dict[str, tuple[Level, ...]
     return {name: ordered(name, occurring[name], roles.references[name]) for name in names}
 
 
-def columns_like(source: Source, schema: RowsSchema, outcome: bool) -> RowStream:
+def columns_like(source: Source, schema: RowsSchema, outcome: bool, weights: bool) -> RowStream:
     """Return the rows that a table makes with the columns, levels and references of other rows."""
     if not schema.columns:
         raise SettingError("the other rows have no named columns: pass arrays instead of a table.")
@@ -237,7 +237,7 @@ def columns_like(source: Source, schema: RowsSchema, outcome: bool) -> RowStream
         schema.outcome if outcome else None,
         list(dict.fromkeys(coded.get(column, column) for column in schema.columns)),
         schema.parts.get("offset"),
-        weight if outcome and weight in source.names else None,
+        weight if weights and weight in source.names else None,
         dict.fromkeys(column_of.values()),
         schema.coding is None,
     )

@@ -301,10 +301,11 @@ class FormulaEncoding:
             vars(known)["layout"] = self.layout
         return known
 
-    def fields_of(self, names: Collection[str], outcome: bool) -> tuple[str, ...]:
+    def fields_of(self, names: Collection[str], outcome: bool, weights: bool) -> tuple[str, ...]:
         """Return the further fields of rows made from a table with these columns.
 
-        An offset is always required. Weights are used only with outcomes, if the table has them.
+        An offset is always required. Weights are used where they are asked for and the table has
+        them.
         With an outcome, groups and the fields that belong to it (the number of trials) are
         required; without one they are used if present, and rows without groups are of new groups.
         """
@@ -312,7 +313,7 @@ class FormulaEncoding:
         for name, texts in self.fields.items():
             is_present = all(n in names for text in texts for n in Expression(text).names)
             required = name == "offset" or (outcome and name != "weight")
-            if required or (is_present and (outcome or name != "weight")):
+            if required or (is_present and (weights or name != "weight")):
                 groups.append(name)
         return tuple(groups)
 
