@@ -22,7 +22,7 @@ from modicum.kernels.control_variates import (
     proxy,
     rows_along_levels,
 )
-from modicum.kernels.residuals_by_numpy import NumPyResiduals
+from modicum.kernels.residuals import NumPyResiduals
 from modicum.methods.pilot import level_curves
 from modicum.passes import anchor_at_mode
 

@@ -40,17 +40,13 @@ from functools import partial
 from math import ceil, isfinite
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import at_least
 from modicum.arrays import as_either
 from modicum.diagnostics.weighted import pareto_smoothed
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError, listed
-from modicum.kernels.control_variates import cached_rows
-from modicum.kernels.protocols import ControlVariate, Proxy
-from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
+from modicum.kernels.residuals import row_residuals
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.level_proposals import LevelProposals
 from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
@@ -66,7 +62,6 @@ from modicum.methods.nested_draws import (
 )
 from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
 from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, check_task
-from modicum.methods.pilot.pilot_residuals import values_of_groups
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.skewed_axes import (
     curves_on_all_rows,
@@ -75,16 +70,14 @@ from modicum.methods.skewed_axes import (
     skewed_axes,
     skewed_places,
 )
-from modicum.models.model import DENSE_LIMIT, Batch
+from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
 from modicum.run.runner import History
-from modicum.runtime import Array, Pytree, backend, in_double_precision, in_threads, jit
+from modicum.runtime import backend, in_double_precision
 
-BLOCK = 1_024  # rows evaluated at once, so that they stay in the caches
 LOST = 1e12  # a proxy so large, hundreds of sds away, that its residuals are rounding errors
 LOST_IN_POOL = 1e6  # where residuals of some rows, which may be off by a per cent, tell nothing
-DRAWS = 256  # draws evaluated at once: a search along axes asks for some hundred at a time
 
 
 class WeighingPool:
@@ -104,24 +97,9 @@ class WeighingPool:
         proxy = weights.about.proxy.mapped(warp=None)
         self.about = replace(weights.about, proxy=proxy)
         rng = generator(self.about.task.seed, Stream.LAPLACE_ROWS)
-        sampled, form = weights.sample(rng, size), self.about.control_variate
-        self.rows, self.certain, batch = sampled.number, sampled.certain, sampled.batch
-        self._plain: NumPyResiduals | None = None
-        self._parts: list[Pytree] = []
-        if needs_no_compiler(form, proxy):
-            self._plain = NumPyResiduals(form, batch, proxy)
-            return
-        if self.about.task.grouped:  # they differ in their number of rows, so are one block
-            self._block, self._parts = self.rows, [batch]
-            return
-        self._block = min(BLOCK, self.rows)
-        self._parts = [self._cached(batch, first) for first in range(0, self.rows, self._block)]
-
-    def _cached(self, batch: Batch, first: int) -> Pytree:
-        """Prepare one block of rows; the last is padded with rows that are not counted."""
-        places = np.minimum(np.arange(first, first + self._block), self.rows - 1)
-        part = {name: values[places] for name, values in batch.items()}
-        return cached_rows(self.about.control_variate, part, self.about.proxy)
+        sampled = weights.sample(rng, size)
+        self.rows, self.certain = sampled.number, sampled.certain
+        self._residuals = row_residuals(self.about.control_variate, sampled.batch, proxy)
 
     @in_double_precision
     @np.errstate(invalid="ignore", over="ignore")  # far from the mode, densities may be 0
@@ -137,8 +115,7 @@ class WeighingPool:
         about.task.ledger.add("weights", self.rows * len(z), "density")
         total = np.zeros(len(z))
         slopes = np.zeros((self.rows, z.shape[1]))
-        in_blocks = self._compiled_blocks if self._plain is None else self._plain.in_blocks
-        for block, rows, values in in_blocks(z):
+        for block, rows, values in self._residuals.in_blocks(z):
             total[block] += values.sum(axis=1)
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
@@ -155,32 +132,11 @@ class WeighingPool:
     @property
     def whitened(self) -> np.ndarray | None:
         """The rows in whitened coordinates, (rows, d); None without a linear predictor."""
-        if self.about.linear is None:
-            return None
-        if self._plain is not None:
-            return self._plain.whitened
-        return np.concatenate([np.asarray(part.rows) for part in self._parts])[: self.rows]
+        return None if self.about.linear is None else self._residuals.whitened
 
     def log_posterior(self, z: np.ndarray) -> np.ndarray:
         """Estimate the log-posterior at whitened points (S, d), up to a constant."""
         return self.weigh(z)[0]
-
-    def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
-        """Yield slices of draws and of rows, and d_i / c_i for these, (draws, rows)."""
-        of_part = values_of_groups if self.about.task.grouped else _block_values
-        evaluate = partial(of_part, self.about.control_variate)
-        for first in range(0, len(z), DRAWS):
-            block = slice(first, first + DRAWS)
-            draws = len(z[block])
-            filled = np.concatenate([z[block], np.repeat(z[-1:], DRAWS - draws, axis=0)])
-
-            @in_double_precision
-            def evaluate_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
-                return np.asarray(evaluate(cached, self.about.proxy, filled))
-
-            for k, values in enumerate(in_threads(evaluate_part, self._parts)):
-                rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
-                yield block, rows, values[:draws, : rows.stop - rows.start]
 
     def _noise(self, slopes: np.ndarray) -> float:
         """Return the largest sd over pools of the shift of a parameter's mean, in posterior sd."""
@@ -190,17 +146,6 @@ class WeighingPool:
         L = self.about.anchor.dense_factor
         unit = L / np.maximum(np.sqrt(np.sum(L**2, axis=1, keepdims=True)), 1e-300)
         return float(np.sqrt(len(drawn) * np.max(np.var(drawn @ unit.T, axis=0, ddof=1))))
-
-
-@jit(static=0)
-def _block_values(
-    control_variate: ControlVariate[Pytree], cached: Pytree, proxy: Proxy, z: Array
-) -> jax.Array:
-    """Return d_i / c_i of each row at each draw, (draws, rows)."""
-    z = jnp.asarray(z)
-    if control_variate.target.in_one_predictor:
-        return control_variate.values(cached, z, proxy)
-    return jax.lax.map(lambda point: control_variate.values(cached, point, proxy), z)
 
 
 ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5

@@ -35,7 +35,7 @@ from modicum.kernels.designs import (
 from modicum.kernels.expansion import About, coefficients, remainder
 from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy
-from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
+from modicum.kernels.residuals import NumPyResiduals, needs_no_compiler
 from modicum.linalg.arrow import ArrowLayout
 from modicum.linalg.columns import ModelMatrix
 from modicum.methods.method import Task

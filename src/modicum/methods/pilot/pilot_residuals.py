@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.kernels.protocols import ControlVariate, Proxy
-from modicum.kernels.residuals_by_numpy import NumPyResiduals, needs_no_compiler
+from modicum.kernels.residuals import NumPyResiduals, needs_no_compiler, row_residuals
 from modicum.methods.pilot.anchored_proxy import AnchoredProxy
 from modicum.models.model import Batch
 from modicum.random import typed
@@ -286,13 +286,12 @@ _slopes_of_rows = jit(static=0, options=FASTEST_COMPILE)(_slopes)
 _slopes_of_groups = jit(static=0, options=SCATTERS)(_slopes)
 
 
-BLOCK = 4096  # rows with codes that are whitened at once, and most rows for slopes
+BLOCK = 4096  # most rows for slopes
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
 # Rows per column if there are many dense columns. Few rows inflate the largest eigenvalue of a
 # covariance by a factor of (1 + sqrt(columns / rows))^2 if gradients point in all directions alike.
 SLOPE_ROWS = 4
 SLOPE_DRAWS = 16
-TOGETHER = 8  # draws at which rows are evaluated by one product
 FEWEST_DRAWS = 0.125  # smallest effective share of the draws
 
 
@@ -308,8 +307,6 @@ class Residuals:
         The pilot rows; for groups, also the first few as a batch.
     values
         Residual over `probability`, (draws, rows).
-    probability
-        Expected number of times each row was drawn.
     log_ratio
         Log ratio of posterior to normal approximation at each draw, up to a constant.
     share
@@ -324,10 +321,14 @@ class Residuals:
     rows: Batch
     few: Batch | None
     values: np.ndarray
-    probability: np.ndarray
     log_ratio: np.ndarray
     share: np.ndarray
     whitened: np.ndarray
+
+    @property
+    def probability(self) -> np.ndarray:
+        """Expected number of times each row was drawn."""
+        return np.asarray(self.rows["probability"])
 
     @property
     def finite(self) -> bool:
@@ -426,9 +427,9 @@ def evaluate(
     batch: Batch,
     proxy: Proxy,
     draws: np.ndarray,
-    log_proxy: np.ndarray | None = None,
+    log_proxy: np.ndarray | float = 0.0,
     few: Batch | None = None,
-    resampled: bool = False,
+    weighted: bool = False,
     whitened: np.ndarray | None = None,
 ) -> Residuals:
     """Evaluate the rows in `batch` at all draws.
@@ -441,79 +442,40 @@ def evaluate(
     draws
         Draws of the posterior's normal approximation, in whitened coordinates, (draws, d).
     log_proxy
-        Log ratio of proxy to that approximation at each draw; None: equal weights.
+        Log ratio of proxy to that approximation at each draw.
     few
         For groups: the first few as a batch of contiguous rows.
-    resampled
-        Whether the draws were already resampled by the proxy, and so have equal weights.
+    weighted
+        Whether draws have the weights that make them draws of the posterior, and not equal ones.
     whitened
         The draws in whitened coordinates, if `draws` are not.
     """
-    if needs_no_compiler(control_variate, proxy):
-        values = NumPyResiduals(control_variate, batch, proxy).values(draws)
-    elif few is None:
-        values = np.asarray(_values_in_blocks(control_variate, batch, proxy, draws))
-    else:
-        values = np.asarray(values_of_groups(control_variate, batch, proxy, draws))
-    ratio = values.sum(axis=1)  # l - sum q
+    values = row_residuals(control_variate, batch, proxy).values(draws)
+    ratio = values.sum(axis=1) + log_proxy  # the first part is l - sum q
     share = np.full(len(draws), 1 / len(draws))
-    if log_proxy is not None:
-        ratio = ratio + log_proxy
-        if not resampled and np.all(np.isfinite(ratio)):
-            share = posterior_share(ratio)
-    probability = np.asarray(batch["probability"])
+    if weighted and np.all(np.isfinite(ratio)):
+        share = posterior_share(ratio)
     where = draws if whitened is None else whitened
-    about = (control_variate, proxy, draws, batch, few)
-    return Residuals(*about, values, probability, ratio, share, where)
+    return Residuals(control_variate, proxy, draws, batch, few, values, ratio, share, where)
 
 
 def residuals_of(
     about: AnchoredProxy,
     rows: Batch,
     draws: np.ndarray,
-    log_proxy: np.ndarray | None = None,
+    log_proxy: np.ndarray | float = 0.0,
     few: Batch | None = None,
-    resampled: bool = False,
+    weighted: bool = False,
 ) -> Residuals:
     """Return the residuals of rows at whitened draws; see `evaluate`."""
     about.task.ledger.add("pilot", len(rows["probability"]) * len(draws), "density")
     where = (about.control_variate, rows, about.proxy, about.straight(draws))
-    return evaluate(*where, log_proxy, few, resampled, draws if about.arrow else None)
+    return evaluate(*where, log_proxy, few, weighted, draws if about.arrow else None)
 
 
 def residuals_at(about: AnchoredProxy, points: np.ndarray, rows: Batch) -> Residuals:
     """Return the residuals of rows at whitened points that are not draws."""
-    return residuals_of(about, rows, points, about.log_ratio(points), resampled=True)
-
-
-def _evaluate(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: Array) -> jax.Array:
-    cached = cv.cache(batch, proxy)
-    return jax.lax.map(lambda z: cv.values(cached, z, proxy), draws, batch_size=TOGETHER)
-
-
-_values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
-# Rows of groups are evaluated at many nodes, so that optimising the code pays.
-values_of_groups = jit(static=0, options=SCATTERS)(_evaluate)
-
-
-def _values_in_blocks(
-    cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: np.ndarray
-) -> jax.Array | np.ndarray:
-    """Compile and evaluate all rows; rows with codes are whitened block by block.
-
-    Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
-    as much again while they are computed.
-    """
-    count = len(batch["probability"])
-    coded = cv.target.in_one_predictor and cv.target.coding is not None
-    if not coded or count <= BLOCK:
-        return _values(cv, batch, proxy, draws)
-    parts = []
-    for start in range(0, count, BLOCK):
-        row_ids = np.minimum(np.arange(start, start + BLOCK), count - 1)  # pad to one shape
-        block = {name: np.asarray(values)[row_ids] for name, values in batch.items()}
-        parts.append(np.asarray(_values(cv, block, proxy, draws))[:, : count - start])
-    return np.concatenate(parts, axis=1)
+    return residuals_of(about, rows, points, about.log_ratio(points))
 
 
 def posterior_share(log_ratio: np.ndarray) -> np.ndarray:

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.kernels.control_variates import cached_rows
 from modicum.kernels.moves import follow, path_chances, path_size, typical_step_size
 from modicum.kernels.protocols import ControlVariate, Proxy
+from modicum.kernels.residuals import row_residuals
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.pilot.anchored_proxy import SHARED, AnchoredProxy
-from modicum.methods.pilot.pilot_residuals import residuals_at, reweighted
-from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
+from modicum.methods.pilot.pilot_residuals import reweighted
+from modicum.methods.skewed_axes import may_be_curved, skewed_axes
 from modicum.methods.weights import SampledRows
 from modicum.models.model import Batch
 from modicum.random import Stream, key, symmetric_uniforms
@@ -34,7 +34,6 @@ SCATTER = 0.1  # sd of their starts, since the posterior may lie on one side of 
 # Share of iterations that move, below which pilot chains have run into walls: it is 0 to 0.3 on
 # tables of levels with few events or none, and 0.75 or more for chains that move freely.
 STUCK = 0.5
-AT_ONCE = 256  # points at which the rows of pilot chains are evaluated at once
 ANCHOR_FAR = 1.0  # posterior sds from the anchor beyond which control variates are crude
 FAR = 3.0  # distance of the chains' mean from the anchor, in posterior sds, that is too far
 
@@ -177,14 +176,11 @@ def draws_of_short_chains(
 
 def _curves(about: AnchoredProxy, rows: Batch) -> Curves | None:
     """Return curves along the axes on which the posterior given the chains' rows is skewed."""
-    whitened = np.asarray(cached_rows(about.control_variate, rows, about.proxy).rows)
-
-    def evaluate_block(z: np.ndarray) -> np.ndarray:
-        ratio = residuals_at(about, z, rows).log_ratio
-        return np.asarray(ratio - np.sum((z - about.centre) ** 2, axis=1) / 2)
+    residuals = row_residuals(about.control_variate, rows, about.proxy)
 
     def log_posterior(z: np.ndarray) -> np.ndarray:
-        return in_equal_blocks(evaluate_block, z, AT_ONCE)
+        about.task.ledger.add("pilot", len(rows["probability"]) * len(z), "density")
+        return residuals.values(about.straight(z)).sum(axis=1) + about.log_proxy(z)
 
     start = np.zeros_like(about.centre)
-    return skewed_axes(log_posterior, start, about.anchor, whitened, finer_at_walls=True)
+    return skewed_axes(log_posterior, start, about.anchor, residuals.whitened, finer_at_walls=True)

@@ -352,12 +352,13 @@ def study_rows(weights: Weights) -> Study:
     number = PILOT_GROUPS if task.grouped else number
     rows, draws = weights.sample(rng, number), about.draws.study()
     few = rows.first(SLOPE_GROUPS, task.rows) if task.grouped else None
-    log_proxy, resampled = draws.proxy_ratios, draws.proxy_ratios is not None
-    if about.linear and resampled:
-        log_proxy = None
-    elif not resampled or about.proxy.bend is not None:
+    ratios, log_proxy = draws.proxy_ratios, np.zeros(len(draws.points))
+    if ratios is None or about.proxy.bend is not None:
         log_proxy = about.log_ratio(draws.points)
-    residuals = residuals_of(about, rows.batch, draws.points, log_proxy, few, resampled)
+    elif not about.linear:
+        log_proxy = ratios
+    where = (about, rows.batch, draws.points)
+    residuals = residuals_of(*where, log_proxy, few, weighted=ratios is None)
     curves, stuck = None, False
     if about.linear and np.std(residuals.log_ratio) > NORMAL and residuals.finite:
         of_chains, curves, stuck = draws_of_short_chains(about, rows)
