@@ -21,8 +21,9 @@ def optimised(function, **settings):
 def optimised_chains():
     """Compile the loops of chains and pilot chains with the optimisation that users get."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, function in LOOPS.items():
-            patch.setattr(iterations, name, _loop(function, 2))
+        for name, statics in LOOPS.items():
+            function = getattr(iterations, name).__wrapped__
+            patch.setattr(iterations, name, _loop(function, statics))
         patch.setattr(short_chains, "_chains", _loop(PILOT, 3))
         yield
 
@@ -32,5 +33,5 @@ def _loop(function, statics):
     return optimised(function, static_argnums=tuple(range(statics)))
 
 
-LOOPS = {name: getattr(iterations, name).__wrapped__ for name in ("advance", "ahead")}
+LOOPS = {"advance": 2, "ahead": 1}  # numbers of their static arguments
 PILOT = short_chains._chains.__wrapped__

@@ -92,9 +92,6 @@ def refresh_often(kernel, key, d, count, context, z, careless=False):
         rows_key, step_key = jax.random.split(key)
         batch = read(kernel, kernel.row_request(rows_key, context), d, context)
         chances = kernel.chances(step_key, context)
-        read_rows = kernel.rows_read(chances)
-        if read_rows is not None:
-            batch = jax.tree.map(lambda field: field[read_rows.order], batch)
         log_uniform = jnp.where(careless, -jnp.inf, chances.refresh.log_uniform)
         chosen = chances.refresh._replace(log_uniform=log_uniform)
         subsample, owners, rate = kernel.refresh(chosen, state, batch, context)

@@ -94,10 +94,10 @@ def begun(plan):
 
 def run_plain(plan, begun, length=LENGTH):
     state, keys = begun
-    span, fixed = (np.int64(0), np.int64(length)), (plan.kernel, compiled.CallLength(LENGTH))
+    span, extent = (np.int64(0), np.int64(length)), compiled.CallLength(LENGTH)
     words = words_of_iterations(keys, np.arange(LENGTH))
-    ready = compiled.ahead(*fixed, plan.context, plan.rows, None, words)
-    return compiled.advance(*fixed, plan.context, plan.flags, span, ready, state)
+    ready = compiled.ahead(plan.kernel, plan.context, plan.rows, None, words)
+    return compiled.advance(plan.kernel, extent, plan.context, plan.flags, span, ready, state)
 
 
 def run_fused(plan, settled, begun, length=LENGTH, rows=None):

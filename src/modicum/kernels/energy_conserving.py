@@ -36,10 +36,9 @@ from modicum.kernels.protocols import (
     Proxy,
     RowDesign,
     RowRequest,
-    RowsRead,
     number_of_rows,
 )
-from modicum.kernels.slices import entry, locate, starts, take
+from modicum.kernels.slices import entry, take
 from modicum.models.model import Batch
 from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
 from modicum.runtime import Pytree
@@ -197,21 +196,6 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         move = path_chances(uniform[count:]) if is_hmc else unrelated_key(key, 1)
         return IterationChances(refresh, move)
 
-    def rows_read(self, chances: IterationChances) -> RowsRead | None:
-        """Return the rows of the parts that fresh blocks have, of those requested for them."""
-        most, size = self.estimator.parts, self.part
-        if most == 1:
-            return None
-        counts = chances.refresh.counts
-        row = jnp.arange(self.refreshes * self.block)
-        block, number, _ = locate(row // size, counts)
-        order = (number + block * most) * size + row % size
-        return RowsRead(order, jnp.sum(counts) * size)
-
-    def most_rows(self, iterations: int) -> int:
-        """Return a number of rows that so many refreshes practically never exceed."""
-        return self.estimator.most_parts(iterations * self.refreshes) * self.part
-
     def step(
         self,
         chances: IterationChances,
@@ -262,19 +246,17 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
     ) -> tuple[Pytree, jax.Array, jax.Array]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
-        The parts of all blocks are at the beginning of `fresh` (`rows_read`). Return the rows, the
-        block of each slot, and the acceptance rate.
+        Return the rows, the block of each slot, and the acceptance rate.
         """
         at, _ = context.proxy.where.straighten(state.z)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
-        first = starts(chances.counts)
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
             (subsample, values, owners), log_now, accepted = carry
             k = k.astype(jnp.uint32)
-            (block, limit, count), start = entry((chances, first), k)
+            block, limit, count = entry(chances, k)
             rows, of_rows = jax.tree.map(
-                lambda each: take(each, start * self.part, self.block), (fresh, fresh_values)
+                lambda each: take(each, k * self.block, self.block), (fresh, fresh_values)
             )
             slots, owners_then, fits = self.estimator.place(block, count, owners)
             replace = partial(self.estimator.replace, slots=slots)

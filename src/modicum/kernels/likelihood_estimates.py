@@ -69,10 +69,6 @@ class Estimator(ABC, Generic[Tables]):
         """
         return jnp.ones(blocks, int)
 
-    def most_parts(self, blocks: int) -> int:
-        """Return a number of parts that so many blocks practically never exceed together."""
-        return blocks
-
     def arrange(self, fresh: Pytree, counts: jax.Array) -> tuple[Pytree, jax.Array]:
         """Put the parts of all blocks into slots; return their rows and the block of each slot.
 
@@ -147,14 +143,13 @@ class Perturbed(EveryRow):
 
 
 UNLIKELY = 1e-6  # probability of a Poisson count beyond the capacity of the subsample
-NEVER = 1e-12  # that of rows read ahead, of which none may be missing
 # The chain has lambda + d - centre factors on average. ROOM leaves space for a larger d in the
 # tails of the posterior; less is needed where the centre follows d.
 ROOM, ROOM_FOLLOWING = 1.25, 1.05
 
 
-def most_factors(mean: float, chance: float = UNLIKELY) -> int:
-    """Capacity that a Poisson number of factors exceeds with probability at most `chance`.
+def most_factors(mean: float) -> int:
+    """Capacity that a Poisson number of factors exceeds with probability at most 1e-6.
 
     Examples
     --------
@@ -162,7 +157,7 @@ def most_factors(mean: float, chance: float = UNLIKELY) -> int:
     (9, 45)
     """
     counts = np.arange(int(mean + 12 * np.sqrt(mean) + 30))
-    return int(np.argmax(pdtrc(counts, mean) <= chance))  # the smallest such count
+    return int(np.argmax(pdtrc(counts, mean) <= UNLIKELY))  # the smallest such count
 
 
 def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
@@ -233,10 +228,6 @@ class BlockPoisson(Estimator[Centre]):
         below = jnp.asarray(np.cumsum(share / share.sum()))
         uniform = jax.random.uniform(unrelated_key(key), (blocks,))
         return jnp.searchsorted(below, uniform, side="right").astype(int)
-
-    def most_parts(self, blocks: int) -> int:
-        """Return a number of factors that so many blocks exceed with probability at most 1e-12."""
-        return min(most_factors(blocks * self.products / self.blocks, NEVER), blocks * self.parts)
 
     def arrange(self, fresh: Pytree, counts: jax.Array) -> tuple[Pytree, jax.Array]:
         """Put the factors of all blocks into slots, in their order.

@@ -89,20 +89,6 @@ class Kernel(ABC, Generic[State, Context]):
         """
         return key
 
-    def rows_read(self, chances: Pytree) -> RowsRead | None:
-        """Return which of the requested rows the step with these random numbers reads.
-
-        None: all of them. If their number is random, the runner reads and prepares no others.
-        """
-        return None
-
-    def most_rows(self, iterations: int) -> int:
-        """Return a number of rows that so many steps practically never exceed together.
-
-        Needed by a kernel with `rows_read`.
-        """
-        raise NotImplementedError
-
     @abstractmethod
     def init(self, key: jax.Array, batch: Pytree, context: Context) -> State:
         """Return the first state; `batch` is the result of `prepare`."""
@@ -112,16 +98,6 @@ class Kernel(ABC, Generic[State, Context]):
         self, chances: Pytree, state: State, flags: Pytree, batch: Pytree, context: Context
     ) -> tuple[State, Draw]:
         """Return the next state and the draw to record; `flags` belong to this iteration."""
-
-
-class RowsRead(NamedTuple):
-    """The rows that a step reads, of those it requested.
-
-    The step finds them at the beginning of its batch, in this order; what follows is meaningless.
-    """
-
-    order: jax.Array  # indices of all requested rows, those that are read first
-    number: jax.Array  # how many are read
 
 
 class Settled(Protocol):

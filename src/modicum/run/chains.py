@@ -416,7 +416,7 @@ class Chains(ChainStates):
     def _ahead_arguments(self, g: int, span: Span, batches: Batches | None) -> tuple[Pytree, ...]:
         """Return the arguments that prepare iterations of group `g`."""
         read, words = self._of_group(batches, g), self._words(g, span[0], self.length)
-        return (self.kernel, self._extent, *self._at_device(g), read, words)
+        return (self.kernel, *self._at_device(g), read, words)
 
     def _words(self, g: int, first: np.int64, length: int) -> Array:
         """Return the keys of iterations of group `g`, as words."""

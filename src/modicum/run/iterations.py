@@ -12,11 +12,6 @@ depend on how a run is divided into calls.
 
 Of every `thin` iterations the last is recorded, with the rows touched by all of them. A record is
 overwritten until its window of iterations is complete, so it does not depend on calls either.
-
-A kernel requests as many rows as its step can need, because arrays have a fixed shape. The signed
-method requests nine factors where it needs one on average. The numbers that the steps of a block
-need are known ahead, and together they vary little, so their rows are packed into one array without
-gaps, of which each step takes its slice.
 """
 
 from __future__ import annotations
@@ -24,15 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.protocols import Draw, Kernel, RowRequest, RowsRead, Settled, carried_fields
-from modicum.kernels.slices import entry, locate, set_entry, starts, take
+from modicum.kernels.protocols import Draw, Kernel, RowRequest, Settled, carried_fields
+from modicum.kernels.slices import entry, set_entry
 from modicum.models.model import Batch
 from modicum.progress import logger
 from modicum.random import iteration_keys, typed, words_at_start, words_of_iterations
@@ -150,56 +144,6 @@ class PinnedPages:
         return views if stay else {names: view.copy() for names, view in views.items()}
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=("index", "start"), meta_fields=("requested",)
-)
-@dataclass(frozen=True)
-class Selection:
-    """The rows that a block of iterations reads, in the order of the iterations."""
-
-    index: jax.Array  # of all requested rows, numbered from the first iteration's first to the last
-    start: jax.Array  # where the rows of each iteration begin
-    requested: int  # rows that an iteration requests
-
-    def of(self, requested: Pytree) -> Pytree:
-        """Return the selected rows of arrays with the leading axes (iterations, rows)."""
-        return jax.tree.map(
-            lambda field: field.reshape(-1, *field.shape[2:])[self.index], requested
-        )
-
-    def batch(self, selected: Pytree, iteration: jax.Array | int) -> Pytree:
-        """Return an iteration's rows at the beginning of a batch of the size that it requested."""
-        first = entry(self.start, iteration)
-        return jax.tree.map(lambda field: take(field, first, self.requested), selected)
-
-
-def select(read: RowsRead, most: int) -> Selection:
-    """Select the rows that iterations read, at most `most` of them.
-
-    Parameters
-    ----------
-    read
-        The rows that each iteration reads, with a leading axis for iterations.
-    most
-        A number that they never exceed together.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from modicum.kernels.protocols import RowsRead
-    >>> order = jnp.array([[0, 1, 2], [2, 0, 1]])
-    >>> selection = select(RowsRead(order, jnp.array([2, 1])), 3)
-    >>> requested = jnp.array([[10, 11, 12], [20, 21, 22]])
-    >>> selection.batch(selection.of(requested), 1)[:1]  # the second iteration reads one row
-    Array([22], dtype=int32)
-    """
-    requested = read.order.shape[1]
-    place = jnp.arange(most + requested)  # a batch may reach beyond the last row that is read
-    iteration, number, _ = locate(place, read.number)
-    index = iteration * requested + read.order[iteration, jnp.minimum(number, requested - 1)]
-    return Selection(index, starts(read.number), requested)
-
-
 R = TypeVar("R")
 ChainKernel: TypeAlias = Kernel[Any, Any]
 Span: TypeAlias = tuple[Array, Array]  # the first iteration, and the number of iterations
@@ -224,14 +168,7 @@ class Ahead(NamedTuple):
     """What is known about the iterations of a call ahead of their steps."""
 
     chances: Pytree  # their random numbers
-    selection: Selection | None  # the rows that they read; None: all that they request
-    prepared: Pytree  # these rows, prepared
-
-    def of(self, k: jax.Array | int) -> tuple[Pytree, Pytree]:
-        """Return random numbers and rows of the k-th iteration."""
-        if self.selection is None:
-            return entry((self.chances, self.prepared), k)
-        return entry(self.chances, k), self.selection.batch(self.prepared, k)
+    prepared: Pytree  # the rows that they read, prepared
 
 
 def _read(rows: Batch, request: RowRequest) -> Batch:
@@ -285,10 +222,9 @@ def begin(
     return _of_chains(of_chain, batch, words)
 
 
-@jit(static=(0, 1))
+@jit(static=0)
 def ahead(
     kernel: ChainKernel,
-    extent: CallLength,
     context: Pytree,
     rows: Batch | None,
     batches: Batch | None,
@@ -302,24 +238,17 @@ def ahead(
     def of_chain(fresh: Batch | None, words: jax.Array) -> Ahead:
         keys = typed(words)
         chances = jax.vmap(lambda key: kernel.chances(key, context))(keys[:, 1])
-        read = jax.vmap(kernel.rows_read)(chances)
-        selection = None if read is None else select(read, kernel.most_rows(extent.length))
         if fresh is None:
             requests = jax.vmap(lambda key: kernel.row_request(key, context))(keys[:, 0])
             if requests is None:
-                return Ahead(*_strongly_typed((chances, selection, None)))
+                return Ahead(*_strongly_typed((chances, None)))
             assert rows is not None
-            fresh = _read(rows, requests if selection is None else selection.of(requests))
-        elif selection is not None:
-            fresh = selection.of(fresh)
+            fresh = _read(rows, requests)
         # The barrier keeps the compiler from fusing this with the reading of rows: draws must not
         # depend, not even in the last bit, on where the rows are stored.
         fresh = jax.lax.optimization_barrier(fresh)
-        if selection is not None:
-            prepared = kernel.prepare(fresh, context)
-        else:
-            prepared = jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
-        return Ahead(*_strongly_typed((chances, selection, prepared)))
+        prepared = jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
+        return Ahead(*_strongly_typed((chances, prepared)))
 
     return _of_chains(of_chain, batches, words)
 
@@ -342,7 +271,7 @@ def advance(
         # called in two places, and traced once
         @jax.jit
         def step(i: jax.Array | int, state: Pytree) -> tuple[Pytree, Draw]:
-            chances, batch = ready.of(i)
+            chances, batch = entry(ready, i)
             return kernel.step(chances, state, entry(flags, i), batch, context)
 
         def body(i: jax.Array, carry: Pytree) -> Pytree:
