@@ -18,7 +18,7 @@ from helpers.refusals import unwarned
 from helpers.slow import slowly
 from modicum.fit import model_for
 from modicum.linalg.arrow import ArrowMatrix
-from modicum.methods import nested_draws
+from modicum.methods import given_scales, nested_draws, quadratics, scale_densities
 from modicum.methods.laplace import NestedDensity
 from modicum.methods.level_proposals import LevelProposals
 from modicum.models.priors import exact
@@ -89,7 +89,7 @@ def test_draws_of_few_groups_and_small_scales_agree_with_quadrature(groups, size
 
 def test_a_density_without_its_determinant_is_noticed(monkeypatch):
     table = few_groups(8, 20, 0.3)
-    monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
+    monkeypatch.setattr(given_scales.Given, "half_log_det", np.zeros(1))
     monkeypatch.setattr(NestedDensity, "_by_levels", lambda self, best, better: best)
     assert not np.all(errors(fitted(table), *by_quadrature(table)) < 4)
 
@@ -102,7 +102,7 @@ def test_draws_of_thin_groups_follow_the_posterior_and_not_its_mode(monkeypatch)
     means, sds = by_quadrature(THIN)
     assert np.all(errors(post, means, sds) < 4)
     assert post.summary().loc["group_sd[g]", "sd"] == pytest.approx(sds[1], rel=0.1)
-    monkeypatch.setattr(nested_draws.Pooled, "averaged", lambda *_: None)
+    monkeypatch.setattr(given_scales.Pooled, "averaged", lambda *_: None)
     monkeypatch.setattr(NestedDensity, "_by_levels", lambda self, best, better: best)
     at_mode = fitted(THIN)
     assert np.sum(at_mode.weights) ** 2 / np.sum(at_mode.weights**2) < 0.4 * at_mode.weights.size
@@ -123,7 +123,7 @@ def scores(post, table):
 
 def test_effects_of_thin_groups_are_one_of_several_proposals(monkeypatch):
     means, sds = by_quadrature(THIN)
-    monkeypatch.setattr(nested_draws.Pooled, "averaged", lambda *_: None)
+    monkeypatch.setattr(given_scales.Pooled, "averaged", lambda *_: None)
     post = fitted(THIN)
     assert post.tuning["proposals per level"] > 1
     assert np.all(errors(post, means, sds) < 4)
@@ -175,7 +175,7 @@ def test_a_coefficient_that_is_skewed_whatever_the_scales_is_drawn_with_them(mon
 
     assert np.all(distances() < 4)
 
-    monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
+    monkeypatch.setattr(given_scales.Given, "half_log_det", np.zeros(1))
     monkeypatch.setattr(NestedDensity, "_by_levels", lambda self, best, better: best)
     assert not np.all(distances(method="laplace") < 4)
 
@@ -213,7 +213,7 @@ def test_an_overdispersion_is_drawn_with_the_scales_of_thin_groups(monkeypatch):
         return errors(post, means, sds, ["intercept", "group_sd[g]", "overdispersion"])
 
     assert np.all(distances() < 4)
-    monkeypatch.setattr(nested_draws.Given, "half_log_det", np.zeros(1))
+    monkeypatch.setattr(given_scales.Given, "half_log_det", np.zeros(1))
     monkeypatch.setattr(NestedDensity, "_by_levels", lambda self, best, better: best)
     assert not np.all(distances(method="laplace") < 4)
 
@@ -233,7 +233,7 @@ def expanded(groups):
     rows = read_formula("y ~ (1 | g)", few_groups(groups, 20, 0.5), progressbar=False)
     task = task_of(model_for(rows, "logistic", PRIORS, "explicit").model, rows)
     with jax.enable_x64(True):
-        return task, nested_draws.Pooled.of(task.target, task.anchor_at_mode())
+        return task, given_scales.Pooled.of(task.target, task.anchor_at_mode())
 
 
 @pytest.mark.filterwarnings("error::modicum.ModicumWarning")
@@ -251,22 +251,22 @@ def test_proposals_that_are_often_refused_are_not_told_to_make_smaller_steps():
 def quadratic_of(groups, draws, slope, bend):
     """Average a log-likelihood that differs by a known quadratic from that of the expansion."""
     pooled = expanded(groups)[1]
-    scales = nested_draws.ScaleDensity.of(pooled)
+    scales = scale_densities.ScaleDensity.of(pooled)
     drawn = nested_draws.nested_draws(pooled, scales, np.random.default_rng(1), (draws, 1))
-    c = drawn.t[:, 0, : len(pooled.pull)]
+    c = drawn.t[:, 0, : len(pooled.origin)]
     more = c @ slope - c**2 @ bend / 2
     proposed = drawn.log_marginal - drawn.log_proposal  # log-weight, were it not for `more`
-    return pooled, pooled.averaged(drawn, proposed[:, 0] + more)
+    return pooled, pooled.averaged(*drawn.gaps(proposed[:, 0] + more))
 
 
 def test_a_quadratic_difference_is_found_from_draws(monkeypatch):
-    monkeypatch.setattr(nested_draws, "CLIPPED", 0.0)  # which would cut off a quadratic
+    monkeypatch.setattr(given_scales, "CLIPPED", 0.0)  # which would cut off a quadratic
     slope, bend = np.linspace(-0.3, 0.3, 9), np.linspace(0.1, 0.5, 9)
     before, after = quadratic_of(8, 2_000, slope, bend)
     added = after.information.diagonal() - before.information.diagonal()
     np.testing.assert_allclose(added, bend, rtol=1e-6)
     # cross terms are scaled too, so that slopes agree at the mean of the draws alone
-    assert not np.allclose(after.pull - before.pull, 0)
+    assert not np.allclose(after.quadratic.pull - before.quadratic.pull, 0)
     few = quadratic_of(8, 50, slope, bend)[1]
     assert few is None  # fifty draws do not tell nineteen numbers
 
@@ -281,10 +281,10 @@ def test_information_is_mended_where_it_is_negative():
         dense[:1, :1],
     )
     np.testing.assert_array_equal(arrow.dense()[1:, 0], dense[1:, 0])
-    mended = nested_draws._concave(ArrowMatrix.of(dense))
+    mended = quadratics._concave(ArrowMatrix.of(dense))
     assert np.linalg.eigvalsh(mended.dense()).min() > 0 > np.linalg.eigvalsh(dense).min()
     positive = ArrowMatrix.of(dense + 0.3 * np.eye(3))
-    assert nested_draws._concave(positive) is positive
+    assert quadratics._concave(positive) is positive
 
 
 def test_information_mended_for_one_quadratic_may_be_an_arrow_for_the_next(monkeypatch):
@@ -297,7 +297,7 @@ def test_information_mended_for_one_quadratic_may_be_an_arrow_for_the_next(monke
 
     arrow = following(pooled)
     h = arrow.start + np.array([[0.0, 0.0], [0.5, -0.1]])
-    monkeypatch.setattr(nested_draws, "_concave", lambda found: ArrowMatrix.of(found.dense()))
+    monkeypatch.setattr(quadratics, "_concave", lambda found: ArrowMatrix.of(found.dense()))
     dense = following(pooled)
     assert pooled.information.levels == arrow.information.levels == 8 > dense.information.levels
     np.testing.assert_allclose(dense.log_marginals(h), arrow.log_marginals(h), rtol=1e-9)
@@ -322,7 +322,7 @@ def test_coefficients_that_scales_leave_open_are_refused_in_a_sentence(monkeypat
     def open_(*_):
         raise np.linalg.LinAlgError
 
-    monkeypatch.setattr(nested_draws.Pooled, "draw", open_)
+    monkeypatch.setattr(given_scales.Pooled, "draw", open_)
     with pytest.raises(mo.ConvergenceError, match=r"given some scales .* not determined"):
         fitted(few_groups(3, 50, 0.5))
 
@@ -408,8 +408,8 @@ def noisy_errors(grouped=True):
 @pytest.mark.parametrize("dear", [False, True], ids=["alone", "sharing scales"])
 def test_draws_with_normal_noise_agree_with_quadrature(monkeypatch, dear):
     if dear:  # as with thousands of crossed levels: levels are eliminated by interpolation
-        monkeypatch.setattr(nested_draws, "DEAR", 0)
-        monkeypatch.setattr(nested_draws, "POINTS", 7)
+        monkeypatch.setattr(given_scales, "DEAR", 0)
+        monkeypatch.setattr(given_scales, "POINTS", 7)
     off, post = noisy_errors()
     assert post.settings["method"] == "laplace"
     assert np.all(off < 4)
@@ -429,9 +429,9 @@ def test_draws_without_pooled_terms_need_no_pool_of_rows_either():
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_noise_whose_rows_are_miscounted_is_noticed(monkeypatch, grouped):
-    right = nested_draws.Noise.log_densities
-    wrong = lambda noise, h: right(noise._replace(rows=noise.rows - 8), h)  # noqa: E731
-    monkeypatch.setattr(nested_draws.Noise, "log_densities", wrong)
+    right = quadratics.NoiseQuadratic.at
+    wrong = lambda noise, h: right(replace(noise, rows=noise.rows - 8), h)  # noqa: E731
+    monkeypatch.setattr(quadratics.NoiseQuadratic, "at", wrong)
     assert not np.all(noisy_errors(grouped)[0] < 4)
 
 
@@ -557,7 +557,9 @@ def without_prior(scales, eta, hyper):
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [
-        pytest.param(nested_draws.ScaleDensity, "draw", at_their_mode, id="scales at their mode"),
+        pytest.param(
+            scale_densities.ScaleDensity, "draw", at_their_mode, id="scales at their mode"
+        ),
         pytest.param(exact, "log_hyper_density", without_prior, id="scales without their prior"),
     ],
 )

@@ -48,21 +48,15 @@ from modicum.diagnostics.weighted import pareto_smoothed
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError, listed
 from modicum.kernels.residuals import row_residuals
 from modicum.kernels.whitening import Curves, along_curves
+from modicum.methods.given_scales import Pooled, has_pooled_scales, not_pooled
 from modicum.methods.level_proposals import LevelProposals
 from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
-from modicum.methods.nested_draws import (
-    Nested,
-    Pooled,
-    ScaleDensity,
-    ScaleKernels,
-    TooLittleNoiseError,
-    has_pooled_scales,
-    nested_draws,
-    not_pooled,
-)
+from modicum.methods.nested_draws import Nested, nested_draws
 from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
 from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, check_task
 from modicum.methods.pilot.study import Weights, weigh
+from modicum.methods.quadratics import TooLittleNoiseError
+from modicum.methods.scale_densities import ScaleDensity, ScaleKernels
 from modicum.methods.skewed_axes import (
     curves_on_all_rows,
     explain_curves,
@@ -352,7 +346,7 @@ class NestedDensity(NamedTuple):
 
     def sharpened(self, first: Proposals, better: Better) -> Proposals:
         """Follow skewed coefficients, then the log-likelihood on average; then choose by levels."""
-        apart = not_pooled(first.task.target, len(self.pooled.pull))
+        apart = not_pooled(first.task.target, len(self.pooled.origin))
         bent = _following(first, self.pooled, self.scales.mode, apart)
         best = first if bent is None else better(first, bent)
         own = self if bent is None or best is first else bent
@@ -369,7 +363,7 @@ class NestedDensity(NamedTuple):
 
     def _on_average(self, own: Proposals) -> NestedDensity | None:
         """Return the density that follows the log-likelihood on average over draws, if it can."""
-        pooled = self.pooled.averaged(own.nested, own.log_ratio)
+        pooled = self.pooled.averaged(*own.nested.gaps(own.log_ratio))
         if pooled is None:
             return None
         return self._replace(pooled=pooled, scales=own.nested.scales.of_changed(pooled))
@@ -408,7 +402,7 @@ class NestedDensity(NamedTuple):
     @property
     def description(self) -> str:
         """What the draws are."""
-        apart = "the scale of the noise" if self.pooled.noise else "skewed coefficients"
+        apart = "skewed coefficients" if self.pooled.followed else "the scale of the noise"
         given = "the scales of pooled terms" if self.pooled.terms else apart
         return f"weighted draws, normal given {given}"
 

@@ -2,7 +2,7 @@
 
 At a known scale of the noise the log-likelihood is a quadratic in the coefficients, whose sums one
 pass forms. Given all scales, that of the noise among them, the coefficients are exactly normal, and
-the density of the scales is known but for a constant (`nested_draws`): draws of coefficients and
+the density of the scales is known but for a constant (`given_scales`): draws of coefficients and
 scales are weighted by that density over the one from which the scales were drawn.
 """
 
@@ -16,17 +16,10 @@ import numpy as np
 from modicum.arrays import HALF_LOG_2PI, as_either
 from modicum.errors import ModicumWarning
 from modicum.linalg.arrow import ArrowMatrix
+from modicum.methods.given_scales import Pooled, not_pooled, pools_all_scales
 from modicum.methods.method import Task
-from modicum.methods.nested_draws import (
-    STEP,
-    Noise,
-    Pooled,
-    ScaleDensity,
-    find_mode,
-    in_layout,
-    not_pooled,
-    pools_all_scales,
-)
+from modicum.methods.quadratics import ArrowQuadratic, NoiseQuadratic, in_layout
+from modicum.methods.scale_densities import STEP, ScaleDensity, find_mode
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.resolved import prior_warnings
@@ -92,10 +85,11 @@ def _summed(
     common_pull = np.zeros(first)
     common_pull[apart] = -slope.T @ (away + slope @ step)
     pull = A[:first] - np.asarray(information @ moved)
-    noise, start = None, task.start[first:].copy()
+    quadratic, start = ArrowQuadratic(information, pull), task.start[first:].copy()
     if not is_known:
-        noise = Noise(rows, float(squares - explained), _scale_prior(target, first))
-        start[0] = np.log(noise.squares / rows) / 2
+        left = float(squares - explained)
+        quadratic = NoiseQuadratic(information, pull, rows, left, _scale_prior(target, first))
+        start[0] = np.log(left / rows) / 2
     constant = NormalPrior(away + slope @ step, slope).values(np.zeros((1, len(apart))))[0]
     constant -= HALF_LOG_2PI * (first - len(apart))  # of the densities of effects
     if known.model.of_logs:
@@ -103,8 +97,8 @@ def _summed(
             logs = np.log(chunk["y"], dtype=np.float64)
             constant -= float(np.sum(chunk.get("weight", 1.0) * logs))
     pooled = Pooled(
-        *(information, pull, common, common_pull, origin[:first], target.pooled_terms),
-        *(start, np.full(len(start), STEP), noise, float(constant)),
+        *(quadratic, common, common_pull, origin[:first], target.pooled_terms),
+        *(start, np.full(len(start), STEP), float(constant)),
     )
     if not target.pooled_terms:
         return pooled.along_axes()
@@ -151,7 +145,7 @@ def _scale_prior(target: Target, place: int) -> Callable[[np.ndarray], np.ndarra
 
 def notes_at_mode(task: Task, pooled: Pooled, density: ScaleDensity) -> list[ModicumWarning]:
     """Warn if data and priors disagree, or if data say little, as at any other mode."""
-    target, h, first = task.target, density.mode, len(pooled.pull)
+    target, h, first = task.target, density.mode, len(pooled.origin)
     rng = generator(task.seed, Stream.MODE_DRAWS)
     drawn, _, _ = pooled.draw(h[None], rng.standard_normal((1, LOOKED_AT, first)))
     # the mean exactly, since the data may say so little that the noise of draws looks like a doubt
