@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import as_either
+from modicum.arrays import as_either, is_numpy
 from modicum.errors import ModicumWarning, listed
 from modicum.kernels.designs import Design
 from modicum.methods.method import Task
 from modicum.models import Target
-from modicum.models.integrated import FlatGroups, Groups, NumPyGroups
+from modicum.models.integrated import groups_of
 from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
 from modicum.passes.hyperparameters import scale_doubts
 from modicum.random import Stream, generator
 from modicum.rows.grouped_rows import GroupedRows, NodePlaces, as_groups
-from modicum.runtime import SCATTERS, Array, Pytree, in_double_precision, in_threads, jit
+from modicum.runtime import SCATTERS, Array, Pytree, in_double_precision, jit
 
 NEAR_ZERO = 0.5  # posterior sd of log group_sd above which the prior decides its lower end
 CHECKED_GROUPS, CHECKED_DRAWS = 256, 16  # on which the quadrature is checked
@@ -109,8 +108,9 @@ def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> Iterator[Mod
     checked = min(len(groups), CHECKED_GROUPS)
     batch = groups.take(np.sort(rng.choice(len(groups), checked, replace=False)))
     finer = replace(target, model=replace(model, nodes=2 * model.per_effect))
-    differences = _differences_by_numpy if target.on_numpy else _differences
-    error = np.asarray(differences(finer, target, points, batch))
+    differences = _differences if target.on_numpy else _compiled_differences
+    with np.errstate(all="ignore"):
+        error = np.asarray(differences(finer, target, as_either(points), batch))
     sums.ledger.add("nodes", checked * CHECKED_DRAWS, "density")
     bound = float(np.std(error)) * len(groups) / checked
     if not bound > COARSE:
@@ -127,36 +127,24 @@ def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> Iterator[Mod
     )
 
 
-@jit(static=(0, 1), options=SCATTERS)
-def _differences(finer: Target, target: Target, points: Array, batch: Batch) -> jax.Array:
-    flat, node_places = FlatGroups.of(batch), NodePlaces.in_batch(batch)
-    return jax.lax.map(partial(_difference, finer, target, flat, node_places), jnp.asarray(points))
+def _differences(finer: Target, target: Target, points: jax.Array, batch: Batch) -> jax.Array:
+    """Sum over groups with finer nodes placed at each point, less the sum with the known nodes."""
+    groups, known = groups_of(batch, points), NodePlaces.in_batch(batch)
+
+    def at_point(t: jax.Array) -> jax.Array:
+        theta, total = target.unravel(t), as_either(np.zeros(()))
+        for own, block in groups.in_blocks():
+            places = None if known is None else known._replace(centre=known.centre[own])
+            exact = finer.integrated.group_likelihoods(theta, block, None)
+            total += (exact - target.integrated.group_likelihoods(theta, block, places)).sum()
+        return total
+
+    if is_numpy(points):
+        return as_either(np.array([at_point(t) for t in points]))
+    return jax.lax.map(at_point, points)
 
 
-def _difference(
-    finer: Target, target: Target, flat: Groups, node_places: NodePlaces | None, t: jax.Array
-) -> jax.Array:
-    """Sum over groups with finer nodes placed at t, less the sum with the known nodes."""
-    theta = target.unravel(t)
-    exact = finer.integrated.group_likelihoods(theta, flat, None)
-    return (exact - target.integrated.group_likelihoods(theta, flat, node_places)).sum()
-
-
-def _differences_by_numpy(
-    finer: Target, target: Target, points: np.ndarray, batch: Batch
-) -> np.ndarray:
-    """Like `_differences`, in NumPy and block by block."""
-    node_places = NodePlaces.in_batch(batch)
-    assert node_places is not None
-
-    def in_block(part: tuple[slice, NumPyGroups]) -> np.ndarray:
-        own, block = part
-        places = node_places._replace(centre=node_places.centre[own])
-        with np.errstate(all="ignore"):
-            at = [_difference(finer, target, block, places, as_either(t)) for t in points]
-        return np.array(at)
-
-    return np.sum(list(in_threads(in_block, NumPyGroups.of(batch).in_blocks())), axis=0)
+_compiled_differences = jit(static=(0, 1), options=SCATTERS)(_differences)
 
 
 # Groups drawn like rows ---------------------------------------------------------------------
