@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.special import expit, ndtri
+from scipy.special import digamma, expit, ndtri, polygamma
 from scipy.stats import norm
 
 import modicum as mo
@@ -10,7 +10,7 @@ from helpers.interrupted import task_of
 from helpers.quadrature import moments
 from modicum.kernels.whitening import along_curves
 from modicum.methods import full_data, laplace
-from modicum.methods.skewed_axes import curves_on_all_rows, skewed_axes
+from modicum.methods.skewed_axes import Skewness, curves_on_all_rows, skewed_axes
 from modicum.passes import Anchor
 
 M = mo.models
@@ -45,6 +45,40 @@ def walled(z):
     """A half-normal of scale 3 in the first coordinate, ending at 0, times a standard normal."""
     wall = -np.exp(np.minimum(40 * z[:, 0], 50))
     return wall - z[:, 0] ** 2 / 18 - 0.5 * np.sum(z[:, 1:] ** 2, axis=1)
+
+
+def test_mean_and_third_moments_are_learned_from_the_weights_of_draws():
+    """Independent log-gamma variables, whose moments are known, and one that is normal."""
+    shape = np.array([16.0, 36.0, 64.0])
+    rng = np.random.default_rng(2)
+
+    def weights(z):  # of log(gamma) in units about its mode, over a standard normal
+        x = np.log(shape) + z[:, :3] / np.sqrt(shape)
+        return (shape * x - np.exp(x)).sum(axis=1) + (z[:, :3] ** 2).sum(axis=1) / 2
+
+    z = rng.standard_normal((40_000, 4))
+    first = Skewness.straight(4).followed(z, weights(z))
+    mean = np.r_[np.sqrt(shape) * (digamma(shape) - np.log(shape)), 0.0]
+    third = np.r_[polygamma(2, shape) / polygamma(1, shape) ** 1.5, 0.0]
+    np.testing.assert_allclose(first.mean, mean, atol=0.03)
+    # draws far out count less, so that of the third moments a part is seen
+    seen = 3 * first.bend[:3] / third[:3]
+    assert np.all((seen > 0.5) & (seen < 1))
+    assert abs(first.bend[3]) < 0.02
+    # draws with these have weights that vary less, and show what is left
+    u = rng.standard_normal((40_000, 4))
+    bent, log_volume = first.along(u)
+    left = weights(bent) - (bent**2).sum(axis=1) / 2 + (u**2).sum(axis=1) / 2 + log_volume
+    assert np.std(left) < np.std(weights(z)) / 3
+    again = first.followed(bent, left)
+    assert again.passes == 2
+    np.testing.assert_allclose(again.mean, mean, atol=0.02)
+    # negative control: without the Jacobian they do not
+    assert np.std(left - log_volume) > np.std(weights(z)) / 3
+    np.testing.assert_allclose(first._straightened(bent), u, atol=1e-9)
+    # too few draws to tell third moments tell the mean, and fewer nothing
+    assert not np.any(Skewness.straight(4).followed(z[:20], weights(z[:20])).bend)
+    assert Skewness.straight(4).followed(z[:10], weights(z[:10])) is None
 
 
 def test_along_an_axis_quantiles_are_the_posteriors():

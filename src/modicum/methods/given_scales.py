@@ -38,6 +38,7 @@ from scipy.linalg.lapack import dtrtrs
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.methods.level_proposals import OtherProposals
 from modicum.methods.quadratics import STEEPER, ArrowQuadratic, following, quadratic_at
+from modicum.methods.skewed_axes import average_slopes
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.exact import Effects
@@ -46,8 +47,6 @@ from modicum.runtime import in_threads
 
 AT_ONCE = 1 << 20  # entries between effects and border that are held at a time
 DEAR = 2e7  # multiplications of one factor above which several draws share their scales
-FAINT = 1e-9  # relative to the number of draws, what a column that does not vary is held by
-CLIPPED, DRAWS_EACH = 0.01, 4  # share of draws in each tail that counts less; draws per number
 POINTS, REACHED = 9, 0.75  # of the interpolation in log rho, whose relative error is 10^-8
 
 
@@ -189,20 +188,14 @@ class Pooled:
         coefficients and on their squares: as the draws are normal, this is the average of its
         slopes and curvatures (Stein). None if the draws are too few to tell.
         """
-        size, count = len(self.origin), len(gap)
-        finite = np.isfinite(gap)
-        if np.mean(finite) < 1 - 2 * CLIPPED or count < DRAWS_EACH * (2 * size + 1):
-            return None
-        # a few draws far out must not decide
-        gap = np.clip(gap, *np.quantile(gap[finite], (CLIPPED, 1 - CLIPPED)))
+        size = len(self.origin)
         mean, sd = t.mean(axis=0), t.std(axis=0)
         unit = (t - mean) / sd
-        columns = np.c_[unit, unit[:, :size] ** 2, np.ones(count)]
-        normal = columns.T @ columns
-        normal[np.diag_indices(len(normal))] += FAINT * count  # of a column that does not vary
-        found = np.linalg.solve(normal, columns.T @ gap)
-        slope = found[:size] / sd[:size]
-        bend = 2 * found[t.shape[1] : t.shape[1] + size] / sd[:size] ** 2
+        found = average_slopes(gap, [unit, unit[:, :size] ** 2])
+        if found is None:
+            return None
+        (first, second), _ = found
+        slope, bend = first[:size] / sd[:size], 2 * second / sd[:size] ** 2
         # curvatures change on the diagonal as they were measured, and elsewhere in proportion, so
         # that the information stays positive semi-definite, and has the same zeros
         diagonal = np.maximum(self.information.diagonal(), np.finfo(np.float64).tiny)

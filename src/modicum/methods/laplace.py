@@ -22,9 +22,10 @@ is accurate: the Pareto index k of the weights, their effective sample size, and
 pool.
 
 A density that draws come from is normal, or normal given scales that are drawn first. Where its
-draws do not suffice, it looks for a sharper one: along skewed axes the quantiles of the posterior
-take the place of the normal's; a few skewed coefficients are drawn first, like scales; and given
-these the log-likelihood is followed on average over draws, not at its mode. Each is judged by the
+draws do not suffice, it looks for a sharper one: with the mean of the posterior in place of the
+mode, and its third moments; along skewed axes the quantiles of the posterior take the place of the
+normal's; a few skewed coefficients are drawn first, like scales; and given these the log-likelihood
+is followed on average over draws, not at its mode. Each is judged by the
 same three numbers, and taken if it is better.
 
 Draws of equal weight are often handier. The independence sampler makes them: a chain whose
@@ -58,6 +59,7 @@ from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.quadratics import TooLittleNoiseError
 from modicum.methods.scale_densities import ScaleDensity, ScaleKernels
 from modicum.methods.skewed_axes import (
+    Skewness,
     curves_on_all_rows,
     explain_curves,
     may_be_curved,
@@ -156,6 +158,7 @@ FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari et al. 2024)
 ENOUGH = 0.5  # Pareto k below which weighted draws are as good as draws of the posterior
 NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is too small
 STILL = 0.01  # standard error that a pool of automatic size aims at
+QUIET = 0.0125  # standard error above which draws are not chosen
 FIRST_POOL = 500  # rows that may show that so few suffice
 LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size otherwise
 MOST_FOLLOWED = 1_000_000  # rows of which some hundred passes take no longer than NUTS
@@ -220,7 +223,9 @@ class DensityDraws(NamedTuple):
 
 
 class NormalDensity(NamedTuple):
-    """The normal approximation at the mode, or along curves the quantiles of the posterior.
+    """The normal approximation at the mode, or with the mean and third moments of the posterior.
+
+    Along curves, draws follow the quantiles of the posterior.
 
     Like any density that is close to the posterior, it can `draw` points, in the coordinates that
     `where` says, whose mean is `middle` if that is known; `suffices` says whether such draws are to
@@ -231,12 +236,19 @@ class NormalDensity(NamedTuple):
     where: Anchor
     centre: np.ndarray
     curves: Curves | None = None
+    skewness: Skewness | None = None
     least: float = EFFECTIVE  # smallest share of effective draws
 
     @property
     def middle(self) -> np.ndarray | None:
         """The mean of straight draws."""
-        return self.centre if self.curves is None else None
+        straight = self.curves is None and self.skewness is None
+        return self.centre if straight else None
+
+    @property
+    def passes(self) -> int:
+        """Passes over draws, each over others, from which its moments were learned."""
+        return 0 if self.skewness is None else self.skewness.passes
 
     @property
     def notes(self) -> list[ModicumWarning]:
@@ -247,16 +259,20 @@ class NormalDensity(NamedTuple):
         """Draw standard normal numbers, and bend them."""
         u = rng.standard_normal((*shape, len(self.centre)))
         log_density = -np.sum(u**2, axis=2) / 2
-        if self.curves is None:
+        if self.curves is not None:
+            bent, log_volume = map(np.asarray, along_curves(as_either(u), self.curves))
+        elif self.skewness is not None:
+            bent, log_volume = self.skewness.along(u)
+        else:
             return DensityDraws(self.centre + u, log_density)
-        bent, log_volume = along_curves(as_either(u), self.curves)
-        return DensityDraws(self.centre + np.asarray(bent), log_density - np.asarray(log_volume))
+        return DensityDraws(self.centre + bent, log_density - log_volume)
 
     def sharpened(self, best: Proposals, better: Better) -> Proposals:
-        """Follow the posterior's quantiles along skewed axes, or skewed coefficients."""
+        """Follow its mean and third moments, its quantiles along skewed axes, or coefficients."""
+        best = self._with_moments(best, better)
         assert best.pool is not None
         task, log_posterior = best.task, best.pool.log_posterior
-        if not may_be_curved(task, self.where):
+        if best.is_fine or not may_be_curved(task, self.where):
             return best
         curves = skewed_axes(log_posterior, self.centre, self.where, best.pool.whitened)
         if not task.grouped:
@@ -269,6 +285,19 @@ class NormalDensity(NamedTuple):
         bent = _following(best, plain, np.zeros(0), np.arange(task.target.size))
         return best if bent is None else better(best, bent)
 
+    def _with_moments(self, own: Proposals, better: Better) -> Proposals:
+        """Follow the posterior's mean and third moments, learned from draws, while that helps."""
+        if own.verdict.share > EFFECTIVE or self.passes == PASSES:
+            return own
+        before = self.skewness or Skewness.straight(len(self.centre))
+        z = own.drawn.z.reshape(-1, len(self.centre))[: len(own.log_ratio)]
+        moments = before.followed(z - self.centre, own.log_ratio)
+        if moments is None:
+            return own
+        sharper = self._replace(skewness=moments)
+        best = better(own, sharper)
+        return own if best is own else sharper._with_moments(best, better)
+
     def suffices(self, verdict: Verdict) -> bool:
         """Whether draws are good enough with room to spare.
 
@@ -278,13 +307,16 @@ class NormalDensity(NamedTuple):
         limit = FAR if verdict.share > ALIKE else ROOM
         if self.curves is not None and verdict.share > MOST:
             limit = max(limit, ENOUGH)
-        return verdict.tail < limit and verdict.noise < STILL and verdict.share > self.least
+        return verdict.tail < limit and verdict.noise < QUIET and verdict.share > self.least
 
     @property
     def description(self) -> str:
         """What the draws are."""
         if self.curves is None:
-            return "weighted normal draws"
+            moments = (
+                "" if self.skewness is None else " with the posterior's mean and third moments"
+            )
+            return f"weighted normal draws{moments}"
         count = self.curves.axes.shape[1]
         axes = "axis" if count == 1 else "axes"
         return f"weighted draws, normal but for {count} skewed {axes}"
@@ -309,6 +341,7 @@ class NestedDensity(NamedTuple):
     notes: list[ModicumWarning]
     levels: LevelProposals | None = None
     middle: np.ndarray | None = None  # not known
+    passes: int = 0  # its draws are made of the same numbers each time
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, int]) -> DensityDraws:
         """Draw scales, then coefficients."""
@@ -378,8 +411,7 @@ class NestedDensity(NamedTuple):
         if not self.pooled.information.levels or best.pool.certain < len(task.rows):
             return best
         for number in SEVERAL:
-            is_fine = best.suffices and best.verdict.share > EFFECTIVE
-            if is_fine or number * len(task.rows) > MOST_OF_LEVELS:
+            if best.is_fine or number * len(task.rows) > MOST_OF_LEVELS:
                 break
             own, before = self._replace(levels=LevelProposals(task.target, task.rows, number)), best
             best = better(best, own._replace(scales=best.nested.scales))
@@ -397,7 +429,7 @@ class NestedDensity(NamedTuple):
         limit = FAR if verdict.share > MOST else ENOUGH
         if not self.pooled.terms:  # as for normal draws along skewed axes
             limit = ENOUGH if verdict.share > MOST else ROOM
-        return verdict.tail < limit and verdict.noise < STILL and verdict.share > LEAST
+        return verdict.tail < limit and verdict.noise < QUIET and verdict.share > LEAST
 
     @property
     def description(self) -> str:
@@ -439,6 +471,7 @@ class Proposals(NamedTuple):
         """Draw `first` proposals plus those that the run needs."""
         task = task.of_few_chains()
         rng = generator(task.seed, Stream.LAPLACE_DRAWS)
+        rng = rng.spawn(density.passes)[-1] if density.passes else rng
         length = first + max(task.draws, ceil(FEWEST / task.chains))
         drawn = density.draw(rng, (length * times, task.chains))
         if drawn.log_posterior is None:
@@ -451,6 +484,11 @@ class Proposals(NamedTuple):
     def suffices(self) -> bool:
         """Whether the draws are good enough with room to spare."""
         return self.density.suffices(self.verdict)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether they are, and need no others to make a draw of equal weight."""
+        return self.suffices and self.verdict.share > EFFECTIVE
 
     @property
     def log_ratio(self) -> np.ndarray:
@@ -606,7 +644,7 @@ class Laplace(Method):
             return proposals if proposals.suffices or gained else best
 
         best = weigh(density, WeighingPool(weights, self.pool or FIRST_POOL))
-        if not best.suffices or best.verdict.share < EFFECTIVE:
+        if not best.is_fine:
             best = density.sharpened(best, better)
         verdict = best.verdict
         taken = verdict.tail < tail and (by_name or best.suffices)
