@@ -13,7 +13,7 @@ from helpers.slow import slowly
 from helpers.targets import gaussian_rows, logistic_rows, poisson_rows, sums_of
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.control_variates import proxy as proxy_at
-from modicum.linalg.columns import DenseMatrix
+from modicum.linalg.columns import ModelMatrix
 from modicum.methods.pilot.pilot_residuals import evaluate, slopes
 from modicum.methods.weights import expected_residuals
 from modicum.models import Target
@@ -125,7 +125,7 @@ def test_leverages_keep_their_digits(columns):
     _, scale, axes = np.linalg.svd(wide / 2, full_matrices=False)
     L = axes.T / scale
     with np.errstate(over="ignore", invalid="ignore"):  # as in passes
-        lengths = DenseMatrix(x, ones=True).quadratic(L @ L.T, L)
+        lengths = ModelMatrix(x, ones=True).quadratic(L @ L.T, L)
     exact = np.sum((wide.astype(np.longdouble) @ L) ** 2, axis=1).astype(float)
     np.testing.assert_allclose(lengths, exact, rtol=2e-3)
     with np.errstate(over="ignore", invalid="ignore"):

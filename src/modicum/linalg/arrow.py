@@ -37,7 +37,7 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.linalg.lapack import dpotrf
 
 from modicum.arrays import as_either, namespace
-from modicum.linalg.columns import DenseMatrix, ModelMatrix, model_matrix
+from modicum.linalg.columns import ModelMatrix, model_matrix
 from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
 
@@ -86,12 +86,7 @@ class ArrowLayout:
 
     def border_matrix(self, batch: Mapping[str, Array]) -> ModelMatrix:
         """Return the model matrix of some rows without the columns of the factor's effects."""
-        if self.coding.terms:
-            return model_matrix(self.coding, batch)
-        if not self.coding.dense:
-            like = as_either(batch[self.field])
-            return DenseMatrix(namespace(like).zeros((*like.shape, 0)))
-        return DenseMatrix(as_either(batch["x"])[..., np.argsort(self.coding.dense)])
+        return model_matrix(self.coding, batch)
 
     def own_columns(self, batch: Mapping[str, Array]) -> jax.Array:
         """Return the values that multiply the effects of each row's level, (rows, effects)."""
