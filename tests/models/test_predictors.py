@@ -137,7 +137,7 @@ def test_new_groups_vary_in_each_predictor():
     table = pd.DataFrame({"g": rng.integers(8, size=80).astype(str), "y": rng.poisson(2, 80)})
     target, _ = read("y ~ (1 | g); zero_inflation ~ (1 | g)", table, "zero-inflated-poisson")
     theta = jax.tree.map(jnp.asarray, target.unravel(np.zeros(target.size)))
-    theta["variation"]["log_group_sd"] = jnp.log(jnp.array([0.5, 1.2]))
+    theta["variation.log_group_sd"] = jnp.log(jnp.array([0.5, 1.2]))
     u, v = rng.normal(size=(2, 200_000)) * np.array([[0.5], [1.2]])
     means = np.exp(u) / (1 + np.exp(v))
     batch = {"x": np.zeros((1, 0))}

@@ -43,7 +43,7 @@ from modicum.models.constraints import covariance_factor
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel, Batch, EffectScale, Labels, Params, unflattened
 from modicum.models.priors.distributions import LKJ, HalfNormal, Prior, is_positive
-from modicum.models.priors.resolved import INTEGRATED, OWN, ModelPriors, PooledPrior
+from modicum.models.priors.resolved import INTEGRATED, ModelPriors, PooledPrior, without_own
 from modicum.models.terms import (
     INTERCEPT,
     GroupTerm,
@@ -653,8 +653,7 @@ class IntegratedEffects(BaseModel):
             theta = theta if is_numpy(theta["beta"]) else jax.lax.stop_gradient(theta)
             near = self.integrands(theta, self.places(theta, flat), flat)
             return self.nodes_near(near, self.factor(theta), 0.0)
-        likelihood_params = {name: leaf for name, leaf in theta.items() if name != OWN}
-        anchor = unflattened(likelihood_params, as_either(node_places.point))
+        anchor = unflattened(without_own(theta), as_either(node_places.point))
         near = self.integrands(anchor, as_either(node_places.centre), flat)
         e = self.linear(theta, flat.rows) - self.linear(anchor, flat.rows)
         return self.nodes_near(near, self.factor(theta), self.shift(near, e, flat))

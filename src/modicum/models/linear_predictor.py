@@ -49,8 +49,7 @@ from modicum.models.priors.resolved import (
     STEP_SHARE,
     Part,
     Reported,
-    entries_at,
-    nested,
+    joined,
 )
 from modicum.models.separation import find_silent_counts
 from modicum.models.terms import check_groups, common_columns
@@ -580,12 +579,12 @@ class LinearPredictorModel(CoefficientPriors):
         They may have leading axes, and be NumPy's, unless coefficients have constraints.
         """
         xp, sampled = namespace(theta["beta"]), self.coefficients(theta)
-        shown: dict[str, list[jax.Array]] = {}
+        shown = []
         for name, places, values in self.reported():
-            own = [entries_at(sampled, place) for place in places]
+            own = [place.of(sampled) for place in places]
             whole = own[0] if len(own) == 1 else xp.stack(own, axis=-1)
-            shown.setdefault(name, []).append(values.constrain(whole))
-        named = {k: v[0] if len(v) == 1 else xp.concatenate(v, axis=-1) for k, v in shown.items()}
+            shown.append((name, values.constrain(whole)))
+        named = joined(shown)
         if self.resolved_priors is None or jnp.ndim(theta["beta"]) > 1:  # steps of classes
             return named
         return named | self.resolved_priors.report_steps(theta["beta"])
@@ -593,7 +592,7 @@ class LinearPredictorModel(CoefficientPriors):
     def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
         rest = {name: jnp.asarray(values) for name, values in named.items()}
-        leaves: dict[str, list[jax.Array]] = {}
+        leaves = []
         for name, places, values in self.reported():
             if name not in rest:
                 continue
@@ -603,13 +602,13 @@ class LinearPredictorModel(CoefficientPriors):
                 own, rest[name] = own[..., :size], own[..., size:]
             free = values.free(own)
             for place, value in zip(places, [free] if len(places) == 1 else free, strict=True):
-                leaves.setdefault(place.leaf, []).append(value)
-        theta = {k: v[0] if len(v) == 1 else jnp.concatenate(v) for k, v in leaves.items()}
+                leaves.append((place.leaf, value))
+        theta = joined(leaves)
         # without columns, beta is empty and not reported
         theta.setdefault("beta", jnp.zeros((*np.shape(named.get("intercept", 0.0)), 0)))
         if self.constrained:
             theta["beta"] = self.constrained.free(theta["beta"])
-        return nested(theta)
+        return theta
 
     def labels(self, rows: Rows) -> Labels:
         """Label the entries of beta by columns of x, and group effects by levels."""

@@ -22,7 +22,7 @@ from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, unflattened
 from modicum.models.priors.exact import Effects, ExactPrior, ExactTerm
-from modicum.models.priors.resolved import OWN, ModelPriors, places_of
+from modicum.models.priors.resolved import ModelPriors, places_of, without_own
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
 from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit, on_accelerator
@@ -134,7 +134,7 @@ class Target:
         """
         layout = self._shaped
         if self.priors is not None:
-            layout = {name: leaf for name, leaf in layout.items() if name != OWN}
+            layout = without_own(layout)
         return self._with(self.model.without_priors(), layout)
 
     @cached_property
@@ -199,11 +199,17 @@ class Target:
         return self.priors if self.model.integrated_group is None else None
 
     @cached_property
+    def _prior_terms(self) -> tuple[ExactTerm, ...]:
+        """The terms of the prior, where it is split into parts."""
+        if self.priors is None or not self.model.splits_prior:
+            return ()
+        return self.priors.terms(self._shaped)
+
+    @cached_property
     def exact_prior(self) -> ExactPrior | None:
         """The part of the prior that every step evaluates; None if empty."""
-        if self.priors is None or not self.model.splits_prior:
-            return None
-        return self.priors.exact(self._shaped)
+        exact = tuple(term for term in self._prior_terms if not term.folded)
+        return ExactPrior(exact) if exact else None
 
     @property
     def exact_terms(self) -> tuple[ExactTerm, ...]:
@@ -215,12 +221,8 @@ class Target:
 
         With `smooth`, add the part that is not quadratic, but that Newton's method climbs as it is.
         """
-        if self.priors is None or not self.model.splits_prior:
-            return jnp.zeros(())
-        folded = self.priors.log_folded(self.unravel(t))
-        if not smooth or self.exact_prior is None:
-            return folded
-        return folded + self.exact_prior.log_density(jnp.asarray(t), smooth_only=True)
+        terms = (term for term in self._prior_terms if term.folded or (smooth and term.smooth))
+        return ExactPrior(tuple(terms)).log_density(jnp.asarray(t))
 
     @property
     def linear(self) -> LinearPredictorModel:
@@ -277,7 +279,8 @@ class Target:
     @property
     def pooled_terms(self) -> tuple[Effects, ...]:
         """The priors of explicit effects."""
-        return () if self.priors is None else tuple(self.priors.effects(self._shaped))
+        effects = [] if self.priors is None else self.priors.effects(self._shaped)
+        return tuple(term for term in effects if term.where)
 
     @property
     def size(self) -> int:

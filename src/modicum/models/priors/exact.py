@@ -1,4 +1,7 @@
-"""Priors that are not quadratic, which every step evaluates exactly: coefficients, group effects.
+"""The terms of a prior: of coefficients, intercepts, group effects and their hyperparameters.
+
+Terms that are quadratic, or count as such, are folded into the likelihood's quadratic; every step
+evaluates the others exactly.
 
 A term is the prior of some entries of the flat vector t, and of its hyperparameters where it has
 them (the horseshoe's global scale). It is a pytree: its numbers are leaves, and all else is static.
@@ -55,6 +58,7 @@ class NonCentred(NamedTuple):
 class ExactTerm(ABC):
     """The prior of some entries of t."""
 
+    folded: bool = False  # whether it is quadratic, or counts as such, rather than exact
     smooth: bool = False  # whether Newton's method climbs the log-density itself, not a normal
     pooled: ClassVar[bool] = False  # whether the entries are effects of a pooled term
     on_numpy: ClassVar[bool] = True  # whether `log_density` also takes NumPy's arrays (..., d)
@@ -98,14 +102,13 @@ def _tree(*numbers: str) -> Callable[[type[T]], type[T]]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class ExactPrior:
-    """All terms of a model's prior that are not quadratic."""
+    """Some terms of a model's prior, such as all that are not quadratic."""
 
     terms: tuple[ExactTerm, ...]
 
-    def log_density(self, t: jax.Array, smooth_only: bool = False) -> jax.Array:
-        """Log-density at t of all terms, or of the smooth ones."""
-        terms = (term for term in self.terms if term.smooth or not smooth_only)
-        return sum((term.log_density(t) for term in terms), namespace(t).zeros(()))
+    def log_density(self, t: jax.Array) -> jax.Array:
+        """Log-density at t."""
+        return sum((term.log_density(t) for term in self.terms), namespace(t).zeros(()))
 
     def log_densities(self, t: np.ndarray) -> np.ndarray:
         """Log-densities at points (S, d), by NumPy where it has all formulas."""
@@ -174,6 +177,11 @@ class Independent(ExactTerm):
     within: Interval | None = None
 
     @property
+    def folded(self) -> bool:  # type: ignore[override]
+        """Whether the density is normal in t."""
+        return self.within is None and self.prior.quadratic
+
+    @property
     def smooth(self) -> bool:  # type: ignore[override]
         """Whether t has free values."""
         return self.within is not None
@@ -204,10 +212,7 @@ class Independent(ExactTerm):
 @_tree("prior", "centre")
 @dataclass(frozen=True, eq=False)
 class CentredIntercept(ExactTerm):
-    """A normal intercept at some point in x, where coefficients there have constraints.
-
-    Without these it is part of the quadratic.
-    """
+    """A normal intercept at some point in x."""
 
     prior: Prior
     centre: Array  # the point
@@ -216,6 +221,11 @@ class CentredIntercept(ExactTerm):
     constrained: Entries
     smooth = True
     on_numpy: ClassVar[bool] = False
+
+    @property
+    def folded(self) -> bool:  # type: ignore[override]
+        """Whether t has the coefficients there, rather than their free values."""
+        return not self.constrained
 
     def log_density(self, t: jax.Array) -> jax.Array:
         """Log-density of the predictor at the point."""
@@ -338,7 +348,8 @@ class Effects(ExactTerm):
     scales, eta
         Priors of the standard deviations, and the concentration of the LKJ prior.
     where
-        Positions in t of the effects: all levels of the first effect, then of the next.
+        Positions in t of the effects: all levels of the first effect, then of the next; none if
+        they are integrated out.
     sds, partials
         Positions of log standard deviations and of transformed partial correlations; may be empty.
     """
@@ -349,6 +360,11 @@ class Effects(ExactTerm):
     sds: tuple[int, ...]
     partials: tuple[int, ...] = ()
     pooled: ClassVar[bool] = True
+
+    @property
+    def folded(self) -> bool:  # type: ignore[override]
+        """Whether there are hyperparameters alone."""
+        return not self.where
 
     @property
     def count(self) -> int:
@@ -367,8 +383,8 @@ class Effects(ExactTerm):
 
     def log_density(self, t: jax.Array) -> jax.Array:
         """log p(u | Sigma) + log p(Sigma), in the sampled coordinates."""
-        hyper = t[..., self.hyperparameters]
-        return self.log_effects(t) + log_hyper_density(self.scales, self.eta, hyper)
+        of_hyper = log_hyper_density(self.scales, self.eta, t[..., self.hyperparameters])
+        return self.log_effects(t) + of_hyper if self.where else of_hyper
 
     def log_slopes(self, t: jax.Array) -> jax.Array:
         """Those of standard deviations and correlations."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from modicum.arrays import as_either
+from modicum.arrays import as_either, namespace
 from modicum.errors import ModicumWarning, SettingError, listed, suggestion
 from modicum.models.constraints import (
     Bijection,
@@ -47,8 +47,6 @@ from modicum.models.priors.exact import (
     Independent,
     SharedScale,
     StepShares,
-    log_hyper_density,
-    log_hyper_slopes,
 )
 from modicum.models.terms import PooledTerm
 from modicum.rows import Rows
@@ -145,13 +143,13 @@ def require_known(key: str, others: Sequence[str], rows: Rows) -> None:
     )
 
 
-LOG_SD, PARTIAL = "log_group_sd", "group_partial"
-Theta: TypeAlias = Mapping[str, Pytree]  # parameters by name: arrays, and hyperparameters at `OWN`
-INTEGRATED = "group_log_sd", "group_partial"  # leaves of a term that is integrated out
-PER_COMMON = 8  # an sd of integrated effects starts at its typical value divided by this
-OWN = "variation"  # key of the hyperparameters: sorted after every other parameter of a model
-HORSESHOE = "log_horseshoe"
-POOLED = f"{OWN}.{LOG_SD}", f"{OWN}.{PARTIAL}"  # names of the leaves of other pooled terms
+Theta: TypeAlias = Mapping[str, Pytree]  # arrays of parameters, by name
+OWN = "variation."  # before hyperparameters: sorted after every other parameter of a model
+HORSESHOE = f"{OWN}log_horseshoe"
+# Names of the log sds and of the correlations of a term that is integrated out, on which the
+# likelihood depends, and of other pooled terms; and the share of a typical sd where sds start.
+INTEGRATED, START_INTEGRATED = ("group_log_sd", "group_partial"), 1 / 8
+POOLED, START_POOLED = (f"{OWN}log_group_sd", f"{OWN}group_partial"), 0.1
 MEAN_STEP, STEP_SHARE = "mean_step", "step_share"  # of monotonic effects, in draws
 NOISE = "log_scale"  # an extra parameter in whose units shrinkage priors may be
 
@@ -226,6 +224,11 @@ class Part(NamedTuple):
     leaf: str
     where: int | slice | None = None
 
+    def of(self, theta: Theta) -> Pytree:
+        """Return these entries, on the last axis of the leaf."""
+        leaf = theta[self.leaf]
+        return leaf if self.where is None else leaf[..., self.where]
+
 
 class Reported(NamedTuple):
     """What draws show under a name; what several entries show follows one another."""
@@ -235,19 +238,20 @@ class Reported(NamedTuple):
     values: Bijection = real  # maps what is sampled to what is shown
 
 
-def entries_at(theta: Theta, part: Part) -> Pytree:
-    """Return these entries, on the last axis of a leaf of the parameters."""
-    _, is_own, name = part.leaf.rpartition(f"{OWN}.")
-    leaf = theta[OWN][name] if is_own else theta[name]
-    return leaf if part.where is None else leaf[..., part.where]
+def joined(parts: Iterable[tuple[str, Pytree]]) -> dict[str, Pytree]:
+    """Return arrays by name; those of one name follow one another along the last axis."""
+    by_name: dict[str, list[Pytree]] = {}
+    for name, values in parts:
+        by_name.setdefault(name, []).append(values)
+    return {
+        name: own[0] if len(own) == 1 else namespace(own[0]).concatenate(own, axis=-1)
+        for name, own in by_name.items()
+    }
 
 
-def nested(leaves: Theta) -> dict[str, Pytree]:
-    """Return parameters, given their leaves by name: hyperparameters have `OWN` before theirs."""
-    apart = {name: name.rpartition(f"{OWN}.") for name in leaves}
-    own = {name: leaves[key] for key, (_, is_own, name) in apart.items() if is_own}
-    theta = {name: leaves[key] for key, (_, is_own, name) in apart.items() if not is_own}
-    return theta | ({OWN: own} if own else {})
+def without_own(theta: Theta) -> dict[str, Pytree]:
+    """Return the parameters on which the likelihood depends."""
+    return {name: leaf for name, leaf in theta.items() if not name.startswith(OWN)}
 
 
 class Alone(NamedTuple):
@@ -288,10 +292,7 @@ class ModelPriors:
 
     def log_density(self, theta: Theta) -> jax.Array:
         """Log-prior at unconstrained parameters."""
-        total, exact = self.log_folded(theta), self.exact(theta)
-        if exact is None:
-            return total
-        return total + exact.log_density(ravel_pytree(dict(theta))[0])
+        return ExactPrior(self.terms(theta)).log_density(ravel_pytree(dict(theta))[0])
 
     def log_unstated(self, theta: Theta) -> jax.Array:
         """What the log-prior has beside the log-densities of the priors as they are stated.
@@ -299,63 +300,40 @@ class ModelPriors:
         These are the log-density of effects given their covariance, part of the model rather than
         a prior, and the log-derivatives in the sampled parameters of what the priors are about.
         """
-        exact, total = self.exact(theta), jnp.zeros(())
-        if exact is not None:
-            t = ravel_pytree(dict(theta))[0]
-            total = sum((term.log_slopes(t) for term in exact.terms), total)
-            total += sum((term.log_effects(t) for term in self.effects(theta)), jnp.zeros(()))
-        if self.integrated is not None:
-            ((group, hyper), *_) = self._hyper(theta)
-            total += log_hyper_slopes(hyper, len(group.sds))
-        return total
+        t = ravel_pytree(dict(theta))[0]
+        slopes = sum((term.log_slopes(t) for term in self.terms(theta)), jnp.zeros(()))
+        return sum((term.log_effects(t) for term in self.effects(theta) if term.where), slopes)
 
-    def log_folded(self, theta: Theta) -> jax.Array:
-        """Return the part that is quadratic in the parameters, or counts as such."""
-        beta = jnp.asarray(theta["beta"])
-        total = jnp.zeros(())
-        normal = {j: Normal(*p.numbers) for j, p in enumerate(self.coefficients) if p.is_normal}
-        if normal:
-            values = beta if len(normal) == beta.shape[-1] else beta[..., np.array(list(normal))]
-            total = jnp.sum(together(list(normal.values())).density(values))
-        for name, prior, centre in self.alone:
-            if prior.is_normal and not (centre and self.constrained):
-                common = beta[..., : len(self.coefficients)]
-                shift = common @ jnp.asarray(centre) if centre else 0.0
-                normal_prior = Normal(*prior.on_coordinate)
-                total += normal_prior.log_density(jnp.asarray(theta[name]) + shift)
-        if self.integrated is not None:
-            ((group, hyper), *_) = self._hyper(theta)
-            total += log_hyper_density(group.scales, np.asarray(group.eta), hyper)
-        return total
-
-    def exact(self, theta: Theta) -> ExactPrior | None:
-        """Return the part that is not quadratic, for parameters laid out as `theta`."""
-        entries = self.by_entry(theta)
-        terms: list[ExactTerm] = []
+    def terms(self, theta: Theta) -> tuple[ExactTerm, ...]:
+        """Return the priors of all entries of t, for parameters laid out as `theta`."""
+        of_leaf, entries = places_of(theta), self.by_entry(theta)
+        centred = list(self._centred(theta))
+        for at in (at for term in centred for at in term.where):
+            entries[at] = None
+        terms: list[ExactTerm] = [*centred]
         alike: dict[tuple[type[Prior], Interval | None], dict[int, Prior]] = {}
         for at, prior in enumerate(entries):
-            if prior is not None and not prior.is_quadratic and not isinstance(prior, ShrunkPrior):
+            if prior is None or isinstance(prior, ShrunkPrior):
+                continue
+            if prior.is_normal:
+                alike.setdefault((Normal, None), {})[at] = Normal(*prior.on_coordinate)
+            elif not prior.is_quadratic:
                 within = Interval(*prior.bounds) if prior.is_bounded else None
                 alike.setdefault((type(prior), within), {})[at] = prior
         for (_, within), priors in alike.items():
             masses = np.array([prior.log_mass for prior in priors.values()])
-            joined = together(list(priors.values()))
-            terms.append(Independent(joined, masses, tuple(priors), within))
-        terms += self._centred(theta)
+            terms.append(Independent(together([*priors.values()]), masses, tuple(priors), within))
         joint = [(at, prior.joint) for at, prior in enumerate(entries) if prior and prior.joint]
         if joint:
             shares = tuple(tuple(range(at + 1, at + number)) for at, number in joint)
             terms.append(StepShares(shares))
-        of_leaf = places_of(theta)
         for k, like in enumerate(self.shrunk):
             of_columns = {j: prior for j, prior in enumerate(entries) if _alike(prior, like)}
-            each = together(list(of_columns.values()))
+            each = together([*of_columns.values()])
             noise = int(of_leaf[NOISE][0]) if like.of_noise and NOISE in of_leaf else None
-            tau = int(of_leaf[f"{OWN}.{HORSESHOE}"][k])
             shared = as_tree(like).with_units(each.unit, each.resolution)
-            terms.append(SharedScale(shared, tuple(of_columns), tau, noise))
-        terms += self.effects(theta)
-        return ExactPrior(tuple(terms)) if terms else None
+            terms.append(SharedScale(shared, tuple(of_columns), int(of_leaf[HORSESHOE][k]), noise))
+        return (*terms, *self.effects(theta))
 
     @cached_property
     def constrained(self) -> Entries:
@@ -385,26 +363,24 @@ class ModelPriors:
         }
 
     def _centred(self, theta: Theta) -> Iterator[CentredIntercept]:
-        """Yield the priors of intercepts at a point where coefficients have constraints."""
+        """Yield the priors of intercepts at a point in x."""
         places = places_of(theta)
         for name, prior, centre in self.alone:
-            if not (self.constrained and centre):
-                continue
-            beta = places["beta"].reshape(places[name].size, -1)[:, : len(centre)]
-            where = _indices(places[name]), tuple(map(_indices, beta))
-            yield CentredIntercept(as_tree(prior), np.array(centre), *where, self.constrained)
+            if centre:
+                beta = places["beta"].reshape(places[name].size, -1)[:, : len(centre)]
+                where = _indices(places[name]), tuple(map(_indices, beta))
+                yield CentredIntercept(as_tree(prior), np.array(centre), *where, self.constrained)
 
     def effects(self, theta: Theta) -> list[Effects]:
-        """Return the terms of groups, in the order of their effects and hyperparameters."""
+        """Return the terms of groups; one whose effects are integrated out has no levels."""
         places = places_of(theta)
         terms: list[Effects] = []
         first = len(self.coefficients)
         for group, parts in self._by_group():
-            if group is not self.integrated:
-                own = [places["beta"][first : first + group.size]]
-                own += (places[leaf][where] for leaf, where in parts)
-                terms.append(Effects(group.scales, np.asarray(group.eta), *map(_indices, own)))
-                first += group.size
+            own = [places["beta"][first : first + group.size]]
+            own += (places[leaf][where] for leaf, where in parts)
+            terms.append(Effects(group.scales, np.asarray(group.eta), *map(_indices, own)))
+            first += group.size
         return terms
 
     @property
@@ -427,7 +403,7 @@ class ModelPriors:
     def _hyper(self, theta: Theta) -> Iterator[tuple[PooledPrior, jax.Array]]:
         """Yield each pooled prior, and its log sds and partial correlations in one vector."""
         for group, parts in self._by_group():
-            yield group, jnp.concatenate([jnp.asarray(entries_at(theta, part)) for part in parts])
+            yield group, jnp.concatenate([jnp.asarray(part.of(theta)) for part in parts])
 
     # Draws -----------------------------------------------------------------------------------
 
@@ -446,16 +422,13 @@ class ModelPriors:
             value = np.log(value) if is_of_exponential(name, prior) else value
             theta[name] = value - (beta @ np.array(centre) if centre else 0.0)
         beta = np.asarray(self.constrained.free(as_either(beta))) if self.constrained else beta
-        drawn = [group.draw(number, rng) for group in self.pooled]
-        theta["beta"] = np.concatenate([beta, *(effects for *_, effects in drawn)], axis=-1)
-        if drawn:
-            theta[OWN] = {LOG_SD: np.concatenate([log_sd for log_sd, *_ in drawn], axis=1)}
-            partials = [x for _, x, _ in drawn if x.shape[1]]
-            theta[OWN] |= {PARTIAL: np.concatenate(partials, axis=1)} if partials else {}
-        if self.integrated is not None:
-            own = zip(INTEGRATED, self.integrated.draw(number, rng), strict=False)
-            theta |= {name: values for name, values in own if values.size}
-        return theta
+        parts: list[tuple[str, np.ndarray]] = [("beta", beta)]
+        # the term that is integrated out comes last, and has no effects
+        for group, places in sorted(self._by_group(), key=lambda own: own[0] is self.integrated):
+            *hyper, effects = group.draw(number, rng)
+            parts += ((place.leaf, drawn) for place, drawn in zip(places, hyper, strict=False))
+            parts.append(("beta", effects))
+        return theta | joined(parts)
 
     # Hyperparameters -------------------------------------------------------------------------
 
@@ -481,23 +454,16 @@ class ModelPriors:
         return np.asarray(self.constrained.free(as_either(inside))) if self.constrained else beta
 
     def start(self) -> dict[str, Pytree]:
-        """Return starting values of the hyperparameters."""
-        own: dict[str, Pytree] = {}
+        """Return starting values of the hyperparameters: small sds, and no correlations."""
+        parts: list[tuple[str, np.ndarray]] = []
         if self.shrunk:
             typical = [like.log_typical for like in self.shrunk]
-            own[HORSESHOE] = np.log(0.1) + np.array(typical)
-        if self.pooled:
-            typical = [0.1 * prior.centre for group in self.pooled for prior in group.sds]
-            own[LOG_SD] = np.log(typical)
-        if any(group.partials for group in self.pooled):
-            own[PARTIAL] = np.zeros(sum(group.partials for group in self.pooled))
-        theta: dict[str, Pytree] = {OWN: own} if own else {}
-        if self.integrated is not None:
-            typical = [prior.centre / PER_COMMON for prior in self.integrated.sds]
-            theta[INTEGRATED[0]] = np.log(typical)
-            if self.integrated.partials:
-                theta[INTEGRATED[1]] = np.zeros(self.integrated.partials)
-        return theta
+            parts.append((HORSESHOE, np.log(0.1) + np.array(typical)))
+        for group, (sds, *partials) in self._by_group():
+            share = START_INTEGRATED if group is self.integrated else START_POOLED
+            parts.append((sds.leaf, np.log([share * prior.centre for prior in group.sds])))
+            parts += ((part.leaf, np.zeros(group.partials)) for part in partials)
+        return joined(parts)
 
     def labels(self) -> dict[str, tuple[tuple[str, ...], ...]]:
         """Names of the entries of the hyperparameters."""
@@ -516,7 +482,7 @@ class ModelPriors:
         names = [f"{type(prior).__name__.lower()}_scale" for prior in self.shrunk]
         for k, name in enumerate(names):
             where = k if names.count(name) == 1 else slice(k, k + 1)
-            yield Reported(name, (Part(f"{OWN}.{HORSESHOE}", where),), positive)
+            yield Reported(name, (Part(HORSESHOE, where),), positive)
 
     def effect_factors(self, theta: Theta) -> list[jax.Array]:
         """Cholesky factor of the covariance of each group term's effects."""
