@@ -140,15 +140,11 @@ def test_logistic_effects_with_an_interaction_are_numpyros():
     assert off(prior_of_shares=4.0) > 0.3
 
 
-def test_free_values_are_those_of_a_map_with_its_jacobian(x64):
-    import jax
-
+def test_free_values_are_those_of_the_steps(x64):
     free = np.array([-0.7, 0.3, -1.2])
     steps = np.asarray(monotonic_steps.constrain(free))
     assert steps.mean() == pytest.approx(-0.7)
     np.testing.assert_allclose(monotonic_steps.free(steps), free, atol=1e-12)
-    J = jax.jacfwd(monotonic_steps.constrain)(free)
-    assert np.linalg.slogdet(J)[1] == pytest.approx(float(monotonic_steps.log_jacobian(free)))
     np.testing.assert_allclose(monotonic_steps.free(np.zeros(3)), np.zeros(3), atol=1e-12)
 
 

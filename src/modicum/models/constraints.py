@@ -253,19 +253,11 @@ class _Simplex(Constraint):
 
 
 @dataclass(frozen=True)
-class _Steps(Constraint):
+class _Steps:
     """K b z, with a number b and a simplex z of K entries: steps of one sign, b on average."""
-
-    support = "numbers of one sign along the last axis"
 
     def constrain(self, free: jax.Array) -> jax.Array:
         return free.shape[-1] * free[..., :1] * simplex.constrain(free[..., 1:])
-
-    def log_jacobian(self, free: jax.Array) -> jax.Array:
-        """K log K + (K - 1) log |b|, and that of the simplex."""
-        K = free.shape[-1]
-        of_mean = K * np.log(K) + (K - 1) * jnp.log(jnp.abs(free[..., 0]))
-        return jnp.sum(of_mean) + simplex.log_jacobian(free[..., 1:])
 
     def free(self, value: jax.Array) -> jax.Array:
         """Undo `constrain`; where all steps are 0, their shares are equal."""
@@ -273,12 +265,6 @@ class _Steps(Constraint):
         is_zero = total == 0
         share = jnp.where(is_zero, 1 / value.shape[-1], value / jnp.where(is_zero, 1.0, total))
         return jnp.concatenate([total / value.shape[-1], simplex.free(share)], axis=-1)
-
-    def allows(self, value: np.ndarray) -> bool:
-        return bool(np.all(np.all(value > 0, axis=-1) | np.all(value < 0, axis=-1)))
-
-    def __repr__(self) -> str:
-        return "monotonic steps"
 
 
 # Standard deviations of a few effects are sampled on the log scale. Of their correlations, the
@@ -440,12 +426,12 @@ positive: Constraint = Interval(0.0, np.inf)
 ordered: Constraint = _Ordered()
 simplex: Constraint = _Simplex()
 cholesky_corr: Constraint = _CholeskyCorr()
-monotonic_steps: Constraint = _Steps()
+monotonic_steps: Bijection = _Steps()
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Constraints of some entries along the last axis of an array; all others are real.
+    """Maps of some entries along the last axis of an array; all others are real.
 
     Examples
     --------
@@ -454,7 +440,7 @@ class Entries:
     [0.0, 1.0]
     """
 
-    parts: tuple[tuple[tuple[int, ...], Constraint], ...] = ()
+    parts: tuple[tuple[tuple[int, ...], Bijection], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.parts)
@@ -462,17 +448,17 @@ class Entries:
     def constrain(self, free: jax.Array) -> jax.Array:
         """Map free values to allowed ones."""
         values = jnp.asarray(free)
-        for where, constraint in self.parts:
+        for where, bijection in self.parts:
             own = np.array(where)
-            values = values.at[..., own].set(constraint.constrain(values[..., own]))
+            values = values.at[..., own].set(bijection.constrain(values[..., own]))
         return values
 
     def free(self, values: jax.Array) -> jax.Array:
         """Undo `constrain`."""
         free = jnp.asarray(values)
-        for where, constraint in self.parts:
+        for where, bijection in self.parts:
             own = np.array(where)
-            free = free.at[..., own].set(constraint.free(free[..., own]))
+            free = free.at[..., own].set(bijection.free(free[..., own]))
         return free
 
 

@@ -15,7 +15,7 @@ from modicum.arguments import FromTwo, at_least
 from modicum.arrays import log1m_exp, namespace
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.families.links import LINKS, LinkName, bounded_exp, log_factorial
-from modicum.models.linear_predictor import Derivatives, Draws, LinearPredictorModel, MeanOutcome
+from modicum.models.linear_predictor import Draws, LinearPredictorModel, MeanOutcome
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.observed import COUNTS, Support, class_names, classes_to, count_classes
 from modicum.models.priors.resolved import Part, Reported
@@ -101,18 +101,6 @@ class Softmax(_Classes):
         logits = self.logits(eta)
         return logits[y.astype(int)] - jax.nn.logsumexp(logits)
 
-    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 1) -> Derivatives:
-        """f and its gradient in the q predictors, (rows,) and (rows, q); no more is ever needed."""
-        q = eta.shape[-1]
-        pi = jnp.exp(eta - jax.nn.logsumexp(self.logits(eta), axis=-1, keepdims=True))
-        counts = self.class_counts(eta, y)
-        slope = counts[..., :q] - counts.sum(axis=-1, keepdims=True) * pi
-        return jax.vmap(self.log_density)(eta, y), slope
-
-    def class_counts(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """How often each class occurred in a row, (rows, K)."""
-        return jax.nn.one_hot(y.astype(int), eta.shape[-1] + 1, dtype=eta.dtype)
-
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of each class, the reference last."""
         return jax.nn.softmax(self.logits(eta))
@@ -176,13 +164,9 @@ class Multinomial(Softmax):
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Sum of y_k log p_k, and the log of the multinomial coefficient."""
-        counts = self.class_counts(eta, y)
+        counts = jnp.concatenate([y[:1], y[2:]]).astype(eta.dtype)  # without the trials
         apart = log_factorial(counts, eta).sum() - log_factorial(counts.sum(), eta)
         return counts @ jax.nn.log_softmax(self.logits(eta)) - apart
-
-    def class_counts(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """The counts, without their sum."""
-        return jnp.concatenate([y[..., :1], y[..., 2:]], axis=-1).astype(eta.dtype)
 
     def decide(self, expected: np.ndarray) -> None:  # type: ignore[override]
         """Predict no class: an outcome has several."""

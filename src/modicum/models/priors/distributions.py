@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cached_property
 from types import ModuleType
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -65,9 +65,22 @@ class Prior(ABC):
                 )
             object.__setattr__(self, field.name, float(value))
 
-    def __setstate__(self, state: Mapping[str, object]) -> None:
-        _registered(type(self))  # in the process that reads it
-        self.__dict__.update(state)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        jax.tree_util.register_pytree_node(cls, cls._flattened, cls._unflattened)
+
+    def _flattened(self) -> tuple[tuple[object, ...], tuple[tuple[str, object], ...]]:
+        """Return the leaves, which are the arguments of the density, and all else by name."""
+        others = [field.name for field in fields(self) if field.name not in self.number_names()]  # type: ignore[arg-type]
+        return self.numbers, tuple((name, getattr(self, name)) for name in others)
+
+    @classmethod
+    def _unflattened(
+        cls, others: tuple[tuple[str, object], ...], numbers: Sequence[object]
+    ) -> Self:
+        prior = object.__new__(cls)  # without its checks, which are of plain numbers
+        prior.__dict__.update(zip(cls.number_names(), numbers, strict=True), **dict(others))
+        return prior
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -92,10 +105,6 @@ class Prior(ABC):
     @abstractmethod
     def density(self, value: jax.Array) -> jax.Array:
         """Log-density, elementwise."""
-
-    def log_density(self, value: jax.Array) -> jax.Array:
-        """Log-density, summed over the entries of `value`."""
-        return jnp.sum(as_tree(self).density(jnp.asarray(value)))
 
     @property
     def centre(self) -> float:
@@ -174,27 +183,8 @@ class Prior(ABC):
 P = TypeVar("P", bound=Prior)
 
 
-@cache
-def _registered(kind: type[Prior]) -> None:
-    """Register a kind of prior as a pytree: the arguments of its density are leaves."""
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    inner = kind.number_names()
-    static = [name for name in names if name not in inner]
-
-    def flatten(prior: Prior) -> tuple[tuple[object, ...], tuple[object, ...]]:
-        return tuple(getattr(prior, k) for k in inner), tuple(getattr(prior, k) for k in static)
-
-    def unflatten(others: tuple[object, ...], numbers: Sequence[object]) -> Prior:
-        prior = object.__new__(kind)  # without its checks, which are of plain numbers
-        prior.__dict__.update(zip((*inner, *static), (*numbers, *others), strict=True))
-        return prior
-
-    jax.tree_util.register_pytree_node(kind, flatten, unflatten)
-
-
 def as_tree(prior: P) -> P:
     """Return a prior whose numbers are arrays."""
-    _registered(type(prior))
     return jax.tree.map(np.asarray, prior)
 
 
