@@ -170,7 +170,7 @@ def _scores(
         by_row, scores, *by_extra = sums
         piece = _Piece.of(k, rows, cached)
         eta, z, seen = _predictors(model, piece, moving, nodes, cached)
-        f1 = jax.vmap(lambda eta: model.row_slopes(eta, extras, seen))(eta)
+        f1 = jax.vmap(lambda eta: model.row_derivatives(eta, extras, seen)[1])(eta)
         along = jnp.sum(piece.spread(p) * f1, axis=0)
         by_row = jax.lax.dynamic_update_slice_in_dim(by_row, along, k * rows, 0)
         added = [piece.total(f1 * z[:, a], count) for a in range(model.effects)]
@@ -269,8 +269,8 @@ class GroupTaylor:
         if not model.family.in_eta_alone:
             f = model.row_values(at_nodes, extras, flat.rows)
         else:
-            f, *slopes_of_f, _ = model.row_derivatives(at_nodes, flat.rows)
-            slopes = (slopes_of_f[0], slopes_of_f[1])
+            f, f1, f2 = model.row_derivatives(at_nodes, extras, flat.rows)
+            slopes = f1, f2
         terms = nodes.log_weight + flat.sum(f)
         value = log_sum_exp(terms)
         p = namespace(terms).exp(terms - value[:, None])

@@ -571,7 +571,7 @@ class IntegratedEffects(BaseModel):
     def row_values(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
         """f of each row (and node: trailing axes of eta), times its frequency weight."""
         if self.family.in_eta_alone:
-            return self.row_derivatives(eta, rows)[0]
+            return self.row_derivatives(eta, extras, rows)[0]
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(jnp.float64)[axes]
         shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
@@ -582,19 +582,33 @@ class IntegratedEffects(BaseModel):
         f = density(jnp.stack([eta, *shared], axis=-1), y)
         return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
 
-    def row_slopes(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
-        """f' of each row in its predictor, with axes as in `row_values`."""
+    def row_derivatives(
+        self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """f of each row, f' and f'' in its predictor, with axes as in `row_values`."""
         if not self.family.in_eta_alone:
             ones = jnp.ones_like(eta)
-            return jax.jvp(lambda e: self.row_values(e, extras, rows), (eta,), (ones,))[1]
-        return self.row_derivatives(eta, rows)[1]
+
+            def with_slope(eta: jax.Array) -> tuple[jax.Array, jax.Array]:
+                return jax.jvp(lambda e: self.row_values(e, extras, rows), (eta,), (ones,))
+
+            (f, f1), (_, f2) = jax.jvp(with_slope, (eta,), (ones,))
+            return f, f1, f2
+        axes = (slice(None), *[None] * (eta.ndim - 1))
+        f, f1, f2, *_ = self.family.derivatives(
+            eta, self.family.outcome(rows).astype(np.float64)[axes]
+        )
+        if "row_weight" not in rows:
+            return f, f1, f2
+        weight = namespace(eta).asarray(rows["row_weight"])[axes]
+        return weight * f, weight * f1, weight * f2
 
     def bends(
         self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """f of each row, its gradient and its Hessian in the predictor and the extras."""
         if self.family.in_eta_alone:
-            f, f1, f2, *_ = self.row_derivatives(eta, rows)
+            f, f1, f2 = self.row_derivatives(eta, extras, rows)
             return f, f1[:, None], f2[:, None, None]
         outcomes = {k: rows[k] for k in (*self.family.row_fields, "row_weight") if k in rows}
         w = jnp.stack([eta, *[jnp.broadcast_to(x, eta.shape) for x in extras]], axis=-1)
@@ -604,16 +618,6 @@ class IntegratedEffects(BaseModel):
             return self.row_values(w[:1], list(w[1:]), batch)[0]
 
         return jax.vmap(expansion(of))(w, outcomes)
-
-    def row_derivatives(self, eta: jax.Array, rows: Batch) -> tuple[jax.Array, ...]:
-        """f and its derivatives in eta, for a family without extra parameters."""
-        axes = (slice(None), *[None] * (eta.ndim - 1))
-        y = self.family.outcome(rows).astype(np.float64)[axes]
-        derivatives = self.family.derivatives(eta, y)
-        if "row_weight" not in rows:
-            return derivatives
-        weight = namespace(eta).asarray(rows["row_weight"])[axes]
-        return tuple(weight * part for part in derivatives)
 
     def extras_of(self, theta: Params) -> tuple[jax.Array, ...]:
         """Return the family's extra parameters."""
@@ -689,24 +693,12 @@ class IntegratedEffects(BaseModel):
         xp = namespace(z)
         u = xp.asarray(centre, np.float64) @ T.T
         eta = self.linear(theta, flat.rows)
-        f1, w = self._slope_and_weight(
-            eta + self.along_effects(flat.rows, flat.spread(u)), theta, flat
-        )
-        weighted = w[:, None] * z
+        eta = eta + self.along_effects(flat.rows, flat.spread(u))
+        _, f1, f2 = self.row_derivatives(eta, self.extras_of(theta), flat.rows)
+        weighted = xp.maximum(-f2, 0.0)[:, None] * z
         information = flat.sum(weighted[:, :, None] * z[:, None, :])
         pull = flat.sum(f1[:, None] * z) + xp.einsum("jab,jb->ja", information, u)
         return Integrands(pull, information, xp.where(flat.present[:, None], weighted, 0.0))
-
-    def _slope_and_weight(
-        self, eta: jax.Array, theta: Params, flat: Groups
-    ) -> tuple[jax.Array, jax.Array]:
-        """f' of each row, and -f'' where that is positive."""
-        if self.family.in_eta_alone:
-            _, f1, f2, *_ = self.row_derivatives(eta, flat.rows)
-            return f1, namespace(f2).maximum(-f2, 0.0)
-        extras, ones = self.extras_of(theta), jnp.ones_like(eta)
-        f1, f2 = jax.jvp(lambda e: self.row_slopes(e, extras, flat.rows), (eta,), (ones,))
-        return f1, jnp.maximum(-f2, 0.0)
 
     def places(self, theta: Params, flat: Groups) -> jax.Array:
         """Find the mode in v of each group's integrand, (groups, effects).
@@ -715,11 +707,13 @@ class IntegratedEffects(BaseModel):
         chains that read it then evaluate the same function.
         """
         z = self.effect_columns(flat.rows) @ self.factor(theta)  # multiplies v
-        eta, xp = self.linear(theta, flat.rows), namespace(z)
+        eta, extras, xp = self.linear(theta, flat.rows), self.extras_of(theta), namespace(z)
 
         def step(state: tuple[int, jax.Array, float]) -> tuple[int, jax.Array, float]:
             number, v, _ = state
-            f1, w = self._slope_and_weight(eta + xp.sum(z * flat.spread(v), axis=1), theta, flat)
+            at = eta + xp.sum(z * flat.spread(v), axis=1)
+            _, f1, f2 = self.row_derivatives(at, extras, flat.rows)
+            w = xp.maximum(-f2, 0.0)
             gradient = flat.sum(f1[:, None] * z) - v
             precision = flat.sum(w[:, None, None] * z[:, :, None] * z[:, None, :])
             covariance = inverse(precision + np.eye(self.effects))
