@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -131,58 +131,6 @@ def arrow_fits(levels: int, effects: int, size: int) -> bool:
     """Whether `size` parameters fit as effects of one big factor and a border."""
     border = size - levels * effects
     return border <= MOST_BORDER and levels * effects * border <= MOST_NUMBERS
-
-
-MOST_DECOUPLED = 3  # entries whose cross terms may be dropped
-
-
-class Decoupled(NamedTuple):
-    """The lower Cholesky factor of a matrix without the cross terms of some entries.
-
-    Absolute eigenvalues, the other way to make a matrix positive definite, depend on the units of
-    its entries: below a share of the largest one, they are only rounding errors.
-    """
-
-    lower: np.ndarray
-    entries: tuple[int, ...]
-
-    @classmethod
-    def of(cls, matrix: np.ndarray, own: np.ndarray | None = None) -> Decoupled | None:
-        """Drop cross terms of the entries that have no pivot, until all have one.
-
-        Parameters
-        ----------
-        matrix
-            A symmetric matrix.
-        own
-            What a decoupled entry leaves on the diagonal; None: the diagonal of `matrix`.
-
-        Returns
-        -------
-        Decoupled or None
-            None if more than `MOST_DECOUPLED` entries, or one that is not positive by itself, have
-            no pivot.
-
-        Examples
-        --------
-        >>> Decoupled.of(np.array([[4.0, 3.0], [3.0, 1.0]]))
-        Decoupled(lower=array([[2., 0.],
-               [0., 1.]]), entries=(1,))
-        """
-        own = np.diag(matrix) if own is None else own
-        mended = matrix.copy()
-        entries: tuple[int, ...] = ()
-        for _ in range(MOST_DECOUPLED + 1):
-            lower, order = dpotrf(mended, lower=1)  # order of the first minor that is not positive
-            if order == 0:
-                return cls(np.asarray(lower), entries)
-            entry = order - 1
-            if not own[entry] > 0:
-                return None
-            mended[entry], mended[:, entry] = 0.0, 0.0
-            mended[entry, entry] = own[entry]
-            entries = (*entries, entry)
-        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -509,16 +457,17 @@ class ArrowCholesky:
         columns and outcomes. If that is not enough, curvatures are absolute.
         """
         blocks = np.asarray(matrix.blocks)
-        decoupled: Decoupled | None = None
+        decoupled: tuple[np.ndarray, list[int]] | None = None
         with suppress(np.linalg.LinAlgError):
             inverse, half, rest = _eliminated(matrix, blocks)
             try:
                 return cls(*_places(matrix), inverse, half, cho_factor(rest))
             except np.linalg.LinAlgError:
-                decoupled = Decoupled.of(rest, np.diag(np.asarray(matrix.corner)))
+                decoupled = _decoupled(rest, np.diag(np.asarray(matrix.corner)))
         if decoupled is not None:
-            half[..., list(decoupled.entries)] = 0.0
-            return cls(*_places(matrix), inverse, half, (decoupled.lower, True), True)
+            lower, entries = decoupled
+            half[..., entries] = 0.0
+            return cls(*_places(matrix), inverse, half, (lower, True), True)
         if matrix.levels:
             blocks = _absolute(blocks)
         inverse, half, rest = _eliminated(matrix, blocks)
@@ -586,6 +535,35 @@ def _eliminated(matrix: ArrowMatrix, blocks: np.ndarray) -> tuple[np.ndarray, ..
     half = inverse @ matrix.cross
     flat, corner = _as_matrix(half), np.asarray(matrix.corner)
     return inverse, half, corner - flat.T @ flat if matrix.levels else corner
+
+
+MOST_DECOUPLED = 3  # entries whose cross terms may be dropped
+
+
+def _decoupled(matrix: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, list[int]] | None:
+    """Drop cross terms of the entries that have no pivot, until all have one.
+
+    Return the lower Cholesky factor, and these entries, which leave `own` on the diagonal; None if
+    they are more than `MOST_DECOUPLED`, or if one is not positive by itself. Absolute eigenvalues,
+    the other way to make a matrix positive definite, depend on the units of its entries: below a
+    share of the largest one, they are only rounding errors.
+
+    >>> _decoupled(np.array([[4.0, 3.0], [3.0, 1.0]]), np.array([4.0, 1.0]))
+    (array([[2., 0.],
+           [0., 1.]]), [1])
+    """
+    mended, entries = matrix.copy(), list[int]()
+    for _ in range(MOST_DECOUPLED + 1):
+        lower, order = dpotrf(mended, lower=1)  # order of the first minor that is not positive
+        if order == 0:
+            return np.asarray(lower), entries
+        entry = order - 1
+        if not own[entry] > 0:
+            return None
+        mended[entry], mended[:, entry] = 0.0, 0.0
+        mended[entry, entry] = own[entry]
+        entries.append(entry)
+    return None
 
 
 def _absolute(matrices: np.ndarray) -> np.ndarray:
