@@ -229,7 +229,9 @@ class _OrderedClasses(_Classes):
 
     classes: Annotated[int, at_least(3)] | None = None
     has_order: ClassVar[bool] = True
-    extra_name: ClassVar[str] = "shift"  # of each other cutpoint from the first
+    # Whether cutpoints increase, by gaps whose logarithms are the extra parameters; else these are
+    # the shifts of each other cutpoint from the first.
+    increasing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,15 +250,18 @@ class _OrderedClasses(_Classes):
         if self.modelled:
             return super().extras
         count = 0 if self.classes is None else self.classes - 2
-        return tuple(f"{self.extra_name}_{k:04d}" for k in range(1, count + 1))
+        name = "log_gap" if self.increasing else "shift"
+        return tuple(f"{name}_{k:04d}" for k in range(1, count + 1))
 
     def cutpoints(self, extras: jax.Array) -> jax.Array:
         """Return the cutpoints minus the first, which is 0, on the last axis."""
-        return namespace(extras).pad(extras, [(0, 0)] * (extras.ndim - 1) + [(1, 0)])
+        xp = namespace(extras)
+        others = xp.cumsum(xp.exp(extras), axis=-1) if self.increasing else extras
+        return xp.pad(others, [(0, 0)] * (extras.ndim - 1) + [(1, 0)])
 
     def free_cutpoints(self, cuts: jax.Array) -> jax.Array:
         """Return the extra parameters, given the cutpoints minus the first."""
-        return cuts[1:]
+        return jnp.log(jnp.diff(cuts)) if self.increasing else cuts[1:]
 
     def beyond(self, eta: Array) -> Array:
         """Return the predictor minus each cutpoint, from the predictors of a row, (..., K - 1)."""
@@ -286,15 +291,11 @@ class _OrderedClasses(_Classes):
         named = {"intercept": f"-{cuts[0]}"}
         named |= {f"{name}.intercept": f"-cutpoint[{name}]" for name in self.modelled}
         for k, name in enumerate(() if self.modelled else self.extras, start=1):
-            between = f"{cuts[k]} - {cuts[self.measured_from(k)]}"
+            between = f"{cuts[k]} - {cuts[k - 1 if self.increasing else 0]}"
             named |= {self.extra_key(name): between, name: between}
             if self.extra_key(name) != name:
                 named[name] = f"log({between})"
         return {named.get(name, name): text for name, text in super().describe_priors(rows).items()}
-
-    def measured_from(self, k: int) -> int:
-        """Return the cutpoint from which the k-th extra parameter measures cutpoint k."""
-        return 0
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes out of support, and fewer than three classes."""
@@ -338,7 +339,7 @@ class Ordinal(_OrderedClasses):
     """
 
     link: LinkName = "logit"
-    extra_name: ClassVar[str] = "log_gap"
+    increasing: ClassVar[bool] = True
 
     @property
     def multiplies(self) -> str:  # type: ignore[override]
@@ -348,19 +349,6 @@ class Ordinal(_OrderedClasses):
     def noise_variance(self, draws: Draws, mean: MeanOutcome) -> float | np.ndarray:
         """The variance of the latent variable between whose cutpoints the outcome is."""
         return LINKS[self.link].noise
-
-    def measured_from(self, k: int) -> int:
-        """Gaps are those between one cutpoint and the next."""
-        return k - 1
-
-    def cutpoints(self, extras: jax.Array) -> jax.Array:
-        """Return the cutpoints minus the first, which is 0, on the last axis."""
-        xp = namespace(extras)
-        return super().cutpoints(xp.cumsum(xp.exp(extras), axis=-1))
-
-    def free_cutpoints(self, cuts: jax.Array) -> jax.Array:
-        """Return the logarithms of the distances between cutpoints."""
-        return jnp.log(jnp.diff(cuts))
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """log(F(a) - F(b)), with a, b the cutpoints of class y minus eta."""
