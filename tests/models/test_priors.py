@@ -39,6 +39,16 @@ def test_densities_match_scipy(name, x64):
     assert abs(float(elsewhere) - truth.logpdf(value).sum()) > 1e-3
 
 
+def test_draws_of_two_kinds_of_shrinkage_are_restored(x64):
+    rng = np.random.default_rng(1)
+    rows = mo.Rows(x=rng.normal(size=(30, 3)), y=rng.integers(0, 2, 30))
+    priors = {"common": P.Horseshoe(), rows.columns[2]: P.R2D2(cons_D2=1)}
+    target, _ = M.Target.of(M.Logistic(priors=priors), rows)
+    point = np.linspace(-1, 1, target.size)
+    restored = target.model.restore(target.report(point))
+    np.testing.assert_allclose(target.ravel(restored), point, atol=1e-12)
+
+
 horseshoe = jax.jit(lambda prior, value, tau: prior.density(value, tau))
 
 

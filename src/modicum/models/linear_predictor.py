@@ -602,7 +602,8 @@ class LinearPredictorModel(CoefficientPriors):
                 own, rest[name] = own[..., :size], own[..., size:]
             free = values.free(own)
             for place, value in zip(places, [free] if len(places) == 1 else free, strict=True):
-                leaves.append((place.leaf, value))
+                of_one = isinstance(place.where, int)
+                leaves.append((place.leaf, jnp.reshape(value, (1,)) if of_one else value))
         theta = joined(leaves)
         # without columns, beta is empty and not reported
         theta.setdefault("beta", jnp.zeros((*np.shape(named.get("intercept", 0.0)), 0)))
