@@ -47,7 +47,7 @@ from modicum.models.priors.resolved import INTEGRATED, ModelPriors, PooledPrior,
 from modicum.models.terms import (
     INTERCEPT,
     GroupTerm,
-    constant_slope,
+    check_slopes,
     slope_columns,
 )
 from modicum.rows import Rows
@@ -358,9 +358,8 @@ class IntegratedEffects(BaseModel):
             )
         self.family.require_repeats(self.group, len(groups), rows)
         for name in self.slopes:
-            column = _column_of_x(rows, name)
-            if self.intercept and not _varies_within(groups, column):
-                raise DataError(constant_slope(name, self.group))
+            _column_of_x(rows, name)  # refuses any other
+        check_slopes(self.term, rows, groups.index.values)
         return groups
 
     # Priors and names -----------------------------------------------------------------------
@@ -749,14 +748,3 @@ def _column_of_x(rows: Rows, name: str) -> int:
         f"'{name}' is to vary by group, but x has no column of that name; it has "
         f"{', '.join(columns)[:80]}."
     )
-
-
-def _varies_within(groups: GroupedRows, column: int) -> bool:
-    """Whether a column of x takes two values within any group."""
-    for k in range(len(groups.chunk_starts) - 1):
-        batch, _ = groups.chunk(k)
-        which, x = batch["group_of_row"], batch["x"][:, column]
-        same = which[1:] == which[:-1]
-        if np.any(same & (x[1:] != x[:-1]) & (which[1:] < groups.flat_groups)):
-            return True
-    return False

@@ -203,6 +203,11 @@ class GroupTerm(PooledTerm):
         return tuple(self.key if e == INTERCEPT else f"{self.key}:{e}" for e in self.effects)
 
     @property
+    def slopes(self) -> tuple[str, ...]:
+        """The effects that multiply columns of x."""
+        return tuple(effect for effect in self.effects if effect != INTERCEPT)
+
+    @property
     def has_correlations(self) -> bool:
         """Whether correlations between effects are estimated."""
         return self.correlated and len(self.effects) > 1
@@ -307,8 +312,7 @@ def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
                 f"the group {group.field!r} has a single level, so how its effects vary cannot be "
                 "estimated; leave it out."
             )
-        slopes = [effect for effect in group.effects if effect != INTERCEPT]
-        for effect in slopes:
+        for effect in group.slopes:
             if effect not in slope_columns(rows):
                 known = list(slope_columns(rows))
                 raise DataError(
@@ -316,7 +320,7 @@ def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
                     f"{suggestion(effect, known)}; the columns are "
                     f"{', '.join(known[:12]) or 'none'}."
                 )
-        _check_slopes(group, slopes, levels, rows)
+        check_slopes(group, rows, np.arange(levels))
 
 
 def _check_field(field: str, rows: Rows) -> None:
@@ -339,22 +343,29 @@ def _check_field(field: str, rows: Rows) -> None:
     )
 
 
-def _check_slopes(group: GroupTerm, slopes: list[str], levels: int, rows: Rows) -> None:
-    """Refuse a slope beside an intercept whose column is constant within every group."""
-    if not slopes or INTERCEPT not in group.effects:
+def check_slopes(group: GroupTerm, rows: Rows, values: np.ndarray) -> None:
+    """Refuse a slope beside an intercept whose column is constant within every group.
+
+    `values` are those that the field has, in increasing order.
+    """
+    if not group.slopes or INTERCEPT not in group.effects:
         return
-    columns = [slope_columns(rows)[effect] for effect in slopes]
-    low, high = np.full((levels, len(slopes)), np.inf), np.full((levels, len(slopes)), -np.inf)
-    varies = np.zeros(len(slopes), bool)
+    columns = [slope_columns(rows)[effect] for effect in group.slopes]
+    shape = len(values), len(columns)
+    low, high = np.full(shape, np.inf), np.full(shape, -np.inf)
+    varies = np.zeros(len(columns), bool)
     for chunk in rows.chunks(CHUNK):
-        x, codes = np.asarray(chunk["x"])[:, columns], np.asarray(chunk[group.field])
-        np.minimum.at(low, codes, x)
-        np.maximum.at(high, codes, x)
+        x, at = np.asarray(chunk["x"])[:, columns], np.searchsorted(values, chunk[group.field])
+        np.minimum.at(low, at, x)
+        np.maximum.at(high, at, x)
         varies |= (high > low).any(axis=0)
         if varies.all():
             return
-    effect = slopes[int(np.argmin(varies))]
-    raise DataError(constant_slope(effect, group.field))
+    effect = group.slopes[int(np.argmin(varies))]
+    raise DataError(
+        f"the column {effect!r} does not vary within any level of {group.field!r}, so its slopes "
+        f"cannot be told from the levels' intercepts; leave {effect!r} out of the group."
+    )
 
 
 def refuse_remote_slope(slope: str, field: str, mean: float, sd: float) -> None:
@@ -370,12 +381,4 @@ def refuse_remote_slope(slope: str, field: str, mean: float, sd: float) -> None:
         f"the column is {mean:.4g} on average, {abs(mean) / sd:.0f} standard deviations away, and "
         f"the default prior would shrink the slopes: use center({slope}) in place of {slope}, or "
         f"give {field!r} a prior."
-    )
-
-
-def constant_slope(effect: str, field: str) -> str:
-    """Return the error for a slope beside an intercept whose column is constant within groups."""
-    return (
-        f"the column {effect!r} does not vary within any level of {field!r}, so its slopes "
-        f"cannot be told from the levels' intercepts; leave {effect!r} out of the group."
     )
