@@ -48,7 +48,7 @@ from modicum.models.terms import (
     INTERCEPT,
     GroupTerm,
     check_slopes,
-    slope_columns,
+    slope_places,
 )
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import GroupedRows, GroupIndex, NodePlaces, as_groups
@@ -357,8 +357,6 @@ class IntegratedEffects(BaseModel):
                 "leave the group out."
             )
         self.family.require_repeats(self.group, len(groups), rows)
-        for name in self.slopes:
-            _column_of_x(rows, name)  # refuses any other
         check_slopes(self.term, rows, groups.index.values)
         return groups
 
@@ -457,7 +455,7 @@ class IntegratedEffects(BaseModel):
             return self
         members = rows.members
         family = self.family.resolved(members)
-        columns = tuple(_column_of_x(members, name) for name in self.slopes)
+        columns = tuple(slope_places(self.term, members))
         sds = family.sd_priors(self.term, members, self.given_sds)
         return replace(self, family=family, columns=columns, sds=sds)
 
@@ -732,19 +730,3 @@ class IntegratedEffects(BaseModel):
         else:
             state = jax.lax.while_loop(moves, step, state)
         return state[1].astype(np.float32).astype(np.float64)
-
-
-def _column_of_x(rows: Rows, name: str) -> int:
-    """Position of a column in the field x, which excludes columns held as codes."""
-    columns = slope_columns(rows)
-    if name in columns:
-        return columns[name]
-    if name in rows.columns:
-        raise SettingError(
-            f"'{name}' is a level of a categorical column, but only effects of numeric columns can "
-            "be integrated out; a formula of mo.fit takes the factor itself."
-        )
-    raise SettingError(
-        f"'{name}' is to vary by group, but x has no column of that name; it has "
-        f"{', '.join(columns)[:80]}."
-    )

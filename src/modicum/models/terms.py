@@ -301,6 +301,22 @@ def slope_columns(rows: Rows) -> dict[str, int]:
     return dense | dict(rows.coding.further)
 
 
+def slope_places(group: GroupTerm, rows: Rows) -> list[int]:
+    """Return the columns of x that the slopes of a group multiply; refuse others."""
+    columns = slope_columns(rows)
+    for effect in group.slopes:
+        if effect not in columns:
+            why = (
+                "it is a level of a categorical column, and only effects of numeric columns can; a "
+                "formula of mo.fit takes the factor itself"
+                if effect in rows.columns
+                else f"x has no column of that name{suggestion(effect, columns)}; the columns are "
+                f"{', '.join([*columns][:12]) or 'none'}"
+            )
+            raise DataError(f"the slope {effect!r} is to vary by {group.field!r}, but {why}.")
+    return [columns[effect] for effect in group.slopes]
+
+
 def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
     """Refuse groups that the rows do not have, or whose scale cannot be estimated."""
     for group in groups:
@@ -312,14 +328,6 @@ def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
                 f"the group {group.field!r} has a single level, so how its effects vary cannot be "
                 "estimated; leave it out."
             )
-        for effect in group.slopes:
-            if effect not in slope_columns(rows):
-                known = list(slope_columns(rows))
-                raise DataError(
-                    f"the slope {effect!r} of the group {group.field!r} is not a numeric column"
-                    f"{suggestion(effect, known)}; the columns are "
-                    f"{', '.join(known[:12]) or 'none'}."
-                )
         check_slopes(group, rows, np.arange(levels))
 
 
@@ -344,13 +352,13 @@ def _check_field(field: str, rows: Rows) -> None:
 
 
 def check_slopes(group: GroupTerm, rows: Rows, values: np.ndarray) -> None:
-    """Refuse a slope beside an intercept whose column is constant within every group.
+    """Refuse slopes of what is no column of x, or beside an intercept is constant in every group.
 
     `values` are those that the field has, in increasing order.
     """
-    if not group.slopes or INTERCEPT not in group.effects:
+    columns = slope_places(group, rows)
+    if not columns or INTERCEPT not in group.effects:
         return
-    columns = [slope_columns(rows)[effect] for effect in group.slopes]
     shape = len(values), len(columns)
     low, high = np.full(shape, np.inf), np.full(shape, -np.inf)
     varies = np.zeros(len(columns), bool)
