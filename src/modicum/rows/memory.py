@@ -6,6 +6,7 @@ Arrays are filled by chunks or encoded from a table.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modicum.errors import DataError, ResourceError, SettingError, argument
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import as_dtype
 from modicum.rows.coding import Array, DType
 from modicum.rows.description import Description, describe
@@ -140,8 +141,6 @@ class RowStream(NamedTuple):
                 name: np.concatenate([part.pop(name) for part in held]) for name in about.fields
             }
             return MemoryBackend.of(about, arrays)
-        if self.lent is None:
-            _require_memory(self.total * about.row_bytes)
         ready, start = self.lent or {}, 0
         made = {
             name: allocate((self.total, *shape), about.dtypes[name])
@@ -162,29 +161,22 @@ class RowStream(NamedTuple):
             advance(len(next(iter(chunk.values()))))
 
 
-def _require_memory(size: int) -> None:
-    """Refuse rows that do not fit in memory."""
-    try:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not POSIX: the allocation itself may fail
-        return
-    if size > MOST_OF_MEMORY * free:
-        raise ResourceError(
-            f"the rows take {size / 1e9:.3g} GB, and this machine has {free / 1e9:.3g} GB of "
-            f"memory: pass {argument('store', 'FOLDER')} to keep them on disk."
-        )
-
-
 def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
-    """Return an empty array; if memory is too small, raise an error that says how much it takes."""
+    """Return an empty array; refuse one that takes nearly all memory, or more."""
+    size = np.prod([float(length) for length in shape]) * dtype.itemsize
     try:
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # not POSIX: the allocation itself may fail
+        memory = math.inf
+    try:
+        if size > MOST_OF_MEMORY * memory:
+            raise MemoryError
         return np.empty(shape, dtype)
     except (MemoryError, ValueError):  # NumPy raises a ValueError beyond the address space
-        size = np.prod([float(length) for length in shape]) * dtype.itemsize
         raise DataError(
             f"{shape[0]:,} rows of {dtype.name} take {size / 1e9:,.3g} GB, which is more memory "
-            "than is available: write them to a store with modicum.rows.ingest, or pass "
-            "dtype='float32'."
+            f"than is available: pass {argument('store', 'FOLDER')} to keep them on disk, write "
+            "them to a store with modicum.rows.ingest, or pass dtype='float32'."
         ) from None
 
 

@@ -21,13 +21,13 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.markup import box, table, tag
-from modicum.rows.checks import RowIndexError, block_rows, names_like
+from modicum.rows.checks import RowIndexError, block_rows
 from modicum.rows.coding import Array, Coding, DType, Level
 from modicum.rows.description import Description, RowsSchema, fingerprint
 from modicum.rows.fields import field_stream
 from modicum.rows.memory import Backend, MemoryBackend, encoded
 from modicum.rows.object_storage import place_of
-from modicum.rows.sources import TableSource, is_table
+from modicum.rows.sources import TableSource, is_table, require_columns
 from modicum.rows.table_encoding import ChosenColumns, columns_like, columns_of
 
 CHUNK = 1 << 20  # rows read at a time
@@ -249,20 +249,16 @@ class Rows:
         """
         coding, named = schema.coding, dict(fields)
         factors = named.pop("codes", None)
-        if coding is not None and factors is None:
-            factors = {name: named.pop(name) for name in coding.fields if name in named}
-        if coding is not None and isinstance(factors, Mapping):
-            factors = {name: factors[name] for name in coding.fields if name in factors}
-        if coding is not None and factors and is_table(named.get("x")):
-            names = [schema.columns[place] for place in coding.dense]  # in any order
-            source = TableSource(named["x"])
-            for name in names:
-                if name not in source.names:
-                    raise DataError(
-                        f"the rows lack the column {name!r}, which the rows of the fit had: "
-                        f"{names_like(name, source.names)}"
-                    )
-            named["x"] = source.table(names)
+        if coding is not None:
+            if factors is None:
+                factors = {name: named.pop(name) for name in coding.fields if name in named}
+            elif isinstance(factors, Mapping):
+                factors = {name: factors[name] for name in coding.fields if name in factors}
+            if factors and is_table(named.get("x")):
+                names = [schema.columns[place] for place in coding.dense]  # in any order
+                source = TableSource(named["x"])
+                require_columns("x, unlike in the rows of the fit", names, source.names)
+                named["x"] = source.table(names)
         stream = field_stream(named, named.pop("columns", None), dtype, factors, schema)
         return cls._at(stream.in_memory())
 

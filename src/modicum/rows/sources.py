@@ -275,12 +275,12 @@ def keeps_order(kind: pa.DataType, schema: pa.Schema) -> bool:
     return pa.types.is_dictionary(kind) and (kind.ordered or b"pandas" in (schema.metadata or {}))
 
 
-def require_columns(path: str | PurePath, columns: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse a file that lacks one of the columns."""
+def require_columns(place: str | PurePath, columns: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a file or a table that lacks one of the columns."""
     for name in columns:
         if name not in names:
-            raise DataError(f"column {name!r} is not in {path}: {names_like(name, names)}")
-    refuse_repeated(columns, names, f" in {path}")
+            raise DataError(f"column {name!r} is not in {place}: {names_like(name, names)}")
+    refuse_repeated(columns, names, f" in {place}")
 
 
 def refuse_repeated(columns: Sequence[str], names: Sequence[str], place: str = "") -> None:
