@@ -7,6 +7,7 @@ files are in `modicum.rows.tables` and `modicum.rows.csv`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
@@ -285,8 +286,9 @@ def require_columns(place: str | PurePath, columns: Sequence[str], names: Sequen
 
 def refuse_repeated(columns: Sequence[str], names: Sequence[str], place: str = "") -> None:
     """Refuse columns whose name occurs more than once."""
+    occurring = Counter(names)
     for name in columns:
-        if names.count(name) > 1:
+        if occurring[name] > 1:
             raise DataError(f"column {name!r} occurs more than once{place}: rename one of them.")
 
 

@@ -31,7 +31,7 @@ from modicum.rows.levels import (
     table_column,
 )
 from modicum.rows.memory import RowStream
-from modicum.rows.sources import Source, kind_of
+from modicum.rows.sources import Source, kind_of, refuse_repeated
 
 MOST_UNDECLARED = 500  # levels of a text column that the user did not declare categorical
 
@@ -69,9 +69,7 @@ class Roles(NamedTuple):
 
 def resolve(names: Sequence[str], choice: ChosenColumns) -> Roles:
     """Check the user's column names against the table's, and assign each column its role."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"column {twice[0]!r} occurs more than once: rename one of them.")
+    refuse_repeated(names, names)
     named = {"outcome": choice.outcome, "offset": choice.offset, "weight": choice.weight}
     others = {part: _column(part, name, names) for part, name in named.items() if name is not None}
     if len(set(others.values())) < len(others):
