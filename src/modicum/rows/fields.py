@@ -54,19 +54,13 @@ class NumberField:
         if 0 in self.shape:
             shape = (len(value), *self.shape)
             raise DataError(f"field {name!r} has shape {shape}: it has no columns.")
+        if name in SCALARS and self.shape == (1,):  # which would broadcast against (n,) to (n, n)
+            self.title, self.shape = self.columns[0] if self.columns else None, ()
         self.n = len(self._arrays[0])
         dtypes = [array.dtype for array in self._arrays]
         self.floating = [dtype for dtype in dtypes if dtype.kind == "f"]
         kinds = {KINDS.get(dtype.kind) for dtype in dtypes}
         self.kind = kinds.pop() if len(kinds) == 1 else None
-
-    def squeeze(self) -> None:
-        """Drop a trailing axis of one."""
-        if self.columns:
-            self.title = self.title or self.columns[0]
-        else:
-            self._arrays = [self._arrays[0][:, 0]]
-        self.shape = ()
 
     def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
         """Rows from `start` up to `stop`; a view if type and layout already fit."""
@@ -81,7 +75,7 @@ class NumberField:
         """Return the array that the user gave if type and layout already fit; otherwise None."""
         array = self._arrays[0]
         fits = not self.columns and array.dtype == dtype and array.flags.c_contiguous
-        return array if fits else None
+        return array.reshape(self.n, *self.shape) if fits else None
 
 
 def _column_arrays(table: pa.Table, scalar: bool) -> list[Array]:
@@ -262,8 +256,6 @@ def _field(name: str, value: object) -> NumberField:
             f"field {name!r} is a path: use Rows.open for a store, modicum.rows.ingest for files."
         )
     field = NumberField(name, value)
-    if name in SCALARS and field.shape == (1,):
-        field.squeeze()  # (n, 1) would broadcast against (n,) to (n, n)
     # A softmax regression has an offset per class.
     may_be_vector = name == "y" or (name == "offset" and len(field.shape) == 1)
     if name in SCALARS and field.shape != () and not may_be_vector:
