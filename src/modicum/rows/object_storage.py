@@ -170,7 +170,7 @@ class Bucket(Folder):
                     "name for the store."
                 )
         if DESCRIPTION in names and not overwrite:
-            raise self.exists()
+            raise self.taken()
 
     def number(self, shards: int) -> int:
         """Number of the next shard: an unused one, so that an existing store stays intact."""

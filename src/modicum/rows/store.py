@@ -211,7 +211,7 @@ class Folder:
                 "yourself."
             ) from None
         if not overwrite:
-            raise self.exists()
+            raise self.taken()
         for name in self.names():
             if name != DESCRIPTION and not SHARD_NAME.fullmatch(name):
                 raise SettingError(
@@ -219,7 +219,7 @@ class Folder:
                     "of a row store: move that file elsewhere, or choose another name."
                 )
 
-    def exists(self) -> SettingError:
+    def taken(self) -> SettingError:
         """Return the error for a store that may not be replaced."""
         return SettingError(
             f"{self.called} exists: open it with Rows.open, name another folder, or, in ingest, "
