@@ -173,6 +173,9 @@ def test_intraclass_correlations(post, table):
         assert known["all groups"] == pytest.approx(0.5 / (0.5 + noise))
     refused(mo.SettingError, "has no established variance", shares, mo.models.Gamma(groups=terms))
     refused(mo.SettingError, "this model has none", shares, mo.models.Logistic())
+    # each class has effects, and nothing about its noise differs between rows
+    classes = mo.models.Softmax(classes=3, groups=terms, modelled=("p", "q"), intercept=False)
+    refused(mo.SettingError, "Softmax has no established variance", shares, classes)
 
 
 def best_alone(rows, base, z):

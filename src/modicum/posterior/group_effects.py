@@ -377,7 +377,8 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: Share = 0.9) -> p
     if not model.group_terms:
         raise SettingError("an intraclass correlation needs groups, and this model has none.")
     family = family_of(model)
-    if family.modelled:
+    has_noise = type(family).noise_variance is not LinearPredictorModel.noise_variance
+    if family.modelled and has_noise:
         raise SettingError(
             f"an intraclass correlation needs one variance of the noise, and "
             f"{family.modelled[0]!r} differs between rows; compare group_sd instead."
