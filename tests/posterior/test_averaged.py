@@ -51,6 +51,20 @@ def test_weights_of_draws_and_of_models_count():
     np.testing.assert_allclose(by_default.mean, mo.average_predictions(models, ROWS, stacked).mean)
 
 
+def test_some_of_the_models_may_have_groups():
+    table = pd.DataFrame({"y": RNG.normal(size=40), "x": X[:, 0], "ward": [*"abcd"] * 10})
+    formulas = {"groups": "y ~ x + (1 | ward)", "none": "y ~ x"}
+    models = {k: posteriors.of_formula(f, table, "gaussian") for k, f in formulas.items()}
+    new, half = table.head(3).assign(ward=["a", "new", "b"]), {"groups": 1, "none": 1}
+    found = mo.average_predictions(models, new, half, groups="any").mean
+    alone = models["groups"].predict(new, groups="any").mean, models["none"].predict(new).mean
+    np.testing.assert_allclose(found, np.mean(alone, axis=0))
+    refused(mo.DataError, "'new' in row 1", mo.average_predictions, models, new, half)
+    models["groups"] = models["none"]
+    words = "this model has no groups"
+    refused(SettingError, words, mo.average_predictions, models, new, half, groups="any")
+
+
 def test_wrong_weights_are_refused():
     models = {"low": fitted(0.0), "high": fitted(1.0)}
     for words, weights in {

@@ -243,7 +243,7 @@ def average_predictions(
         Weight of each model, such as the column `weight` of `mo.compare`; they need not sum to 1.
         None: stacking weights, from a comparison on the rows that the posteriors hold.
     draws, prob, newlevels, groups, newgroups
-        As in `Posterior.predict`, for each model.
+        As in `Posterior.predict`, for each model; `groups` for those that have groups.
 
     Returns
     -------
@@ -283,8 +283,11 @@ def average_predictions(
     used = {name: share / total for name, share in shares.items() if share > 0}
     if not used:
         raise SettingError("all weights are 0: at least one model needs a positive one.")
-    settings = (draws, newlevels, groups, newgroups)
-    fits = [Prepared.of(posteriors[name], rows, *settings) for name in used]
+    grouped = {name: bool(posteriors[name].fitted_model().group_terms) for name in used}
+    fits = []
+    for name in used:  # models without groups are asked for none, where others have them
+        asked = (groups, newgroups) if grouped[name] or not any(grouped.values()) else (None, None)
+        fits.append(Prepared.of(posteriors[name], rows, draws, newlevels, *asked))
     classes = posteriors[next(iter(used))].class_names()
     return mixed_prediction(fits, list(used.values()), prob, rows, classes)
 
