@@ -190,9 +190,9 @@ class LinearPredictorModel(CoefficientPriors):
     def variance(self, eta: jax.Array) -> jax.Array:
         """Variance of the outcome given the vector of predictors of one row."""
         raise SettingError(
-            f"{type(self).__name__} does not define the variance of an outcome, of which a share "
-            "could be explained: classes and angles have none, and that of successes depends on "
-            "the trials; a family of your own needs a method `variance(eta)`."
+            f"{type(self).__name__} does not define the variance of an outcome, which an R-squared "
+            "or a standard deviation needs: classes and angles have none, and that of successes "
+            "depends on the trials; a family of your own needs a method `variance(eta)`."
         )
 
     def moments(self, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
