@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from datetime import timedelta
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
 PATIENCE = 2.0  # seconds before a pass is shown
 BETWEEN_UPDATES = 0.2  # seconds between updates in a notebook, which travel over a network
@@ -84,7 +84,8 @@ class Phase:
         self.name, self.total, self.unit = name, total, unit
         self.done, self.detail = 0, detail
         self._show = _shown_by(progressbar)
-        self._due = time.monotonic() + patience
+        self.began = time.monotonic()
+        self._due = self.began + patience
         self._begun = False
 
     def update(self, done: int, detail: str | None = None) -> None:
@@ -231,113 +232,98 @@ class _Lines(_Display):
         _write_line(f"{phase.name}{total}{detail}")
 
 
-class _Bars(_Display):
-    """Shows all running phases of the process in one display, as a terminal has room for one."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._lock = threading.RLock()
-        self._display: Progress | None = None
-        self._tasks: dict[int, TaskID] = {}
-
-    def begin(self, phase: Phase) -> None:
-        logger.debug("%s", phase.name)
-        with self._lock:
-            if self._display is None:
-                self._display = _display(self.console)
-                self._display.start()
-            self._tasks[id(phase)] = self._display.add_task(
-                phase.name, total=phase.total, detail="", unit=phase.unit
-            )
-
-    def update(self, phase: Phase) -> None:
-        with self._lock:
-            if self._display is not None:
-                task = self._tasks[id(phase)]
-                self._display.update(task, completed=phase.done, detail=phase.detail)
-
-    def end(self, phase: Phase) -> None:
-        with self._lock:
-            display = self._display
-            if display is None:
-                return
-            task = self._tasks.pop(id(phase))
-            if phase.total is None or phase.unit:
-                display.remove_task(task)  # only phases with a number of iterations stay
-            if not self._tasks:
-                display.stop()
-                self._display = None
-
-
-class _Notebook(_Display):
-    """Shows all running phases as text under a notebook's cell, which needs no widgets."""
+class _Live(_Display):
+    """Shows all running phases of the process as lines of one text, which is kept up to date."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._going: dict[int, Phase] = {}
         self._over: list[str] = []
-        self._handle: Any = None  # of IPython: the output under the cell
-        self._drawn = 0.0
+        self._shown: Any = None  # what shows the text: of IPython or rich
 
     def begin(self, phase: Phase) -> None:
+        logger.debug("%s", phase.name)
         with self._lock:
             self._going[id(phase)] = phase
             self._draw()
+
+    def end(self, phase: Phase) -> None:
+        with self._lock:
+            self._going.pop(id(phase), None)
+            if phase.total is not None and not phase.unit:  # it counts iterations
+                self._over.append(self._line(phase))
+            self._draw()
+            if not self._going:
+                self._close()
+                self._over, self._shown = [], None
+
+    def _text(self) -> str:
+        return "\n".join([*self._over, *map(self._line, list(self._going.values()))])
+
+    def _line(self, phase: Phase) -> str:
+        """Render a phase as one line of text, with a bar if its total is known."""
+        if phase.total is None:
+            count = f"{phase.done:,}" if phase.done else ""
+        else:
+            full = round(BAR * phase.done / max(phase.total, 1))
+            count = f"{'█' * full}{'░' * (BAR - full)} {phase.done:,}/{phase.total:,}"
+        parts = (f"{phase.name:8}", count, phase.unit, phase.detail)
+        return " ".join(part for part in parts if part)
+
+    def _draw(self) -> None:
+        """Show the text as it is now."""
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Leave the text as it is."""
+
+
+class _Terminal(_Live):
+    """Shows the text, with a clock in each line, at the bottom of a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def _line(self, phase: Phase) -> str:
+        seconds = time.monotonic() - phase.began
+        clock = str(timedelta(seconds=int(seconds)))
+        if phase.total and 0 < phase.done < phase.total:
+            clock += f", {duration(seconds * (phase.total / phase.done - 1))} to go"
+        return f"{super()._line(phase)}  {clock}"
+
+    def _draw(self) -> None:
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._shown is None:
+            text = partial(Text, no_wrap=True, overflow="ellipsis")
+            self._shown = Live(console=self.console, get_renderable=lambda: text(self._text()))
+            self._shown.start()
+
+    def _close(self) -> None:
+        self._shown.stop()
+
+
+class _Notebook(_Live):
+    """Shows the text under a notebook's cell, which needs no widgets."""
+
+    _drawn = 0.0
 
     def update(self, phase: Phase) -> None:
         with self._lock:
             if time.monotonic() - self._drawn > BETWEEN_UPDATES:
                 self._draw()
 
-    def end(self, phase: Phase) -> None:
-        with self._lock:
-            self._going.pop(id(phase), None)
-            if phase.total is not None and not phase.unit:  # it counts iterations
-                self._over.append(_line(phase))
-            self._draw()
-            if not self._going:
-                self._over, self._handle = [], None
-
     def _draw(self) -> None:
-        text = "\n".join([*self._over, *map(_line, self._going.values())])
+        text = self._text()
         content = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
-        if self._handle is None:
+        if self._shown is None:
             display = import_module("IPython.display").display  # installed in every notebook
-            self._handle = display(content, raw=True, display_id=True)
+            self._shown = display(content, raw=True, display_id=True)
         else:
-            self._handle.update(content, raw=True)
+            self._shown.update(content, raw=True)
         self._drawn = time.monotonic()
-
-
-def _line(phase: Phase) -> str:
-    """Render a phase as one line of text, with a bar if its total is known."""
-    if phase.total is None:
-        count = f"{phase.done:,}" if phase.done else ""
-    else:
-        full = round(BAR * phase.done / max(phase.total, 1))
-        count = f"{'█' * full}{'░' * (BAR - full)} {phase.done:,}/{phase.total:,}"
-    return " ".join(part for part in (f"{phase.name:8}", count, phase.unit, phase.detail) if part)
-
-
-def _display(console: Console) -> Progress:
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-    from rich.progress import TimeElapsedColumn as Elapsed
-    from rich.progress import TimeRemainingColumn as Remaining
-    from rich.text import Text
-
-    class Count(ProgressColumn):
-        """Amount done and total; empty if nothing is counted."""
-
-        def render(self, task: Task) -> Text:
-            if task.total is None and not task.completed:
-                return Text("")
-            of = "" if task.total is None else f"/{int(task.total):,}"
-            unit = f" {task.fields['unit']}" if task.fields["unit"] else ""
-            return Text(f"{int(task.completed):,}{of}{unit}")
-
-    columns = (TextColumn("{task.description:8}"), BarColumn(bar_width=24), Count())
-    detail = TextColumn("{task.fields[detail]}")
-    return Progress(*columns, Elapsed(), Remaining(), detail, console=console)
 
 
 _LINES = _Lines()
@@ -356,8 +342,8 @@ def _shown_by(progressbar: Progressbar) -> _Display:
 
 
 @cache
-def _bars() -> _Bars:
-    """Return this process's only display; its console looks up `sys.stderr` at each write."""
+def _bars() -> _Terminal:
+    """Return this process's only terminal; its console looks up `sys.stderr` at each write."""
     from rich.console import Console
 
-    return _Bars(Console(stderr=True))
+    return _Terminal(Console(stderr=True))
