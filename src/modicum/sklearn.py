@@ -35,10 +35,8 @@ from modicum.models.families.real import ScaleFamily
 from modicum.models.model import BaseModel
 from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior
-from modicum.posterior.fit_rows import aligned
 from modicum.posterior.fitted import thinned
-from modicum.posterior.outcomes import OutcomeDraws, in_pieces
-from modicum.posterior.predict import Prepared, check_finite
+from modicum.posterior.predict import check_finite, to_predict
 from modicum.progress import After
 from modicum.rows import Rows
 from modicum.rows.sources import is_table
@@ -147,9 +145,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
     def _expected(self, X: Features) -> np.ndarray:
         """Return the posterior mean of the expected outcomes; intervals would take longer."""
         rows, weights = self._rows_like(X), _weights_of_means(self.posterior_)
-        fit = Prepared.of(self.posterior_, rows, weights.size, "refuse", None, None)
-        pieces = fit.pieces(weights.size)
-        mean = np.concatenate([weighted_mean(each[None], weights) for each, _ in pieces])
+        drawn = to_predict(self.posterior_, rows, weights.size)
+        pieces = drawn.pieces(drawn.expected)
+        mean = np.concatenate([weighted_mean(each[None], weights) for _, (each, _) in pieces])
         check_finite(mean, weights)
         return mean
 
@@ -263,10 +261,9 @@ class _Regression(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def _noise(self, X: Features) -> np.ndarray:
         """Return the standard deviation of new outcomes: Var(y) = Var(mean) + E(variance)."""
-        rows = aligned(self._rows_like(X), self.posterior_.fit_rows, False)
-        drawn = OutcomeDraws.affordable(self.posterior_, rows, None)
+        drawn = to_predict(self.posterior_, self._rows_like(X))
         weights, variances = drawn.weights, []
-        for _, (mean, noise) in in_pieces(rows, weights.size, drawn.moments):
+        for _, (mean, noise) in drawn.pieces(drawn.moments):
             apart = mean - weighted_mean(mean[None], weights)
             variances.append(weighted_mean((noise + apart**2)[None], weights))
         return np.sqrt(np.concatenate(variances))

@@ -22,7 +22,6 @@ from modicum.posterior.fitted import FittedDraws, named_axes
 from modicum.posterior.outcomes import (
     OutcomeDraws,
     density_pieces,
-    known_effects,
     outcome_array,
     prior_outcome_draws,
 )
@@ -181,14 +180,13 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
     fields = sampled.rows.slice(0, len(ids))
     parts = [fields[part] for part in model.row_model.drawn_fields]
     outcomes = {"observed_data": np.stack(parts, axis=-1) if parts[1:] else parts[0]}
-    ones = np.ones((1, chains * number))
-    drawn = OutcomeDraws(flat, predictor, ones, known_effects(post, flat, sampled))
+    drawn = OutcomeDraws.of(post, sampled, flat, np.ones((1, chains * number)), None)
     with suppress(SettingError):  # a model that draws no outcomes
-        predictive = outcome_array(drawn, sampled, seed, None)
+        predictive = outcome_array(drawn, seed)
         outcomes["posterior_predictive"] = predictive.reshape(chains, number, *predictive.shape[1:])
         if prior is not None:
             before = prior_outcome_draws(predictor, prior, sampled, seed)
-            outcomes["prior_predictive"] = outcome_array(*before, seed, None)[None]
+            outcomes["prior_predictive"] = outcome_array(before, seed)[None]
     # ArviZ recognises counts by their type
     are_whole = all(
         np.all((x == np.floor(x)) & (np.abs(x) < LARGEST_WHOLE)) for x in outcomes.values()
@@ -199,7 +197,7 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
     by_draw = ("chain", "draw", *dims)
     tree["observed_data"] = xr.Dataset({name: (dims, outcomes["observed_data"])}, {ROW: ids})
     if model.integrated_group is None:  # else likelihoods are of groups, not rows
-        density = np.concatenate(list(density_pieces(drawn, sampled)), axis=1)
+        density = np.concatenate(list(density_pieces(drawn)), axis=1)
         density = density.reshape(chains, number, -1)
         tree["log_likelihood"] = xr.Dataset({name: (by_draw[:3], density)}, coords | {ROW: ids})
     for group, at in (("posterior_predictive", coords), ("prior_predictive", {})):

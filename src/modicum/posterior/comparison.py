@@ -25,7 +25,7 @@ from modicum.posterior.evidence import log_evidence
 from modicum.posterior.fit_rows import Groups, RowsLike
 from modicum.posterior.loo import Enough, LeaveOneOut, Subject, leave_one_out
 from modicum.posterior.posterior import Posterior
-from modicum.posterior.predict import NewGroups, Prediction, Prepared, mixed_prediction
+from modicum.posterior.predict import NewGroups, Prediction, mixed_prediction, to_predict
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
@@ -287,7 +287,7 @@ def average_predictions(
     fits = []
     for name in used:  # models without groups are asked for none, where others have them
         asked = (groups, newgroups) if grouped[name] or not any(grouped.values()) else (None, None)
-        fits.append(Prepared.of(posteriors[name], rows, draws, newlevels, *asked))
+        fits.append(to_predict(posteriors[name], rows, draws, newlevels, *asked))
     classes = posteriors[next(iter(used))].class_names()
     return mixed_prediction(fits, list(used.values()), prob, rows, classes)
 

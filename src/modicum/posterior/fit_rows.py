@@ -101,8 +101,8 @@ class AlignedRows:
     dtype
         "uint8" if the fit's rows were bytes and these are not, a floating type in the opposite
         case, None otherwise.
-    first_new
-        By grouping factor, the code from which groups are new to the fit; None: all are known.
+    known
+        By grouping factor, the groups that are not new to the fit, where some may be.
     """
 
     rows: Rows
@@ -110,7 +110,7 @@ class AlignedRows:
     columns: np.ndarray | None = None
     dtype: str | None = None
     coding: Coding | None = None
-    first_new: Mapping[str, float] = field(default_factory=dict)
+    known: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Rows) -> AlignedRows:
@@ -141,12 +141,12 @@ class AlignedRows:
 
     def marked(self, batch: Batch) -> Batch:
         """Add to a batch which of its rows are in groups that the fit did not have."""
-        present = {name: first for name, first in self.first_new.items() if name in batch}
-        return batch | {NEW + name: batch[name] >= first for name, first in present.items()}
+        present = {name: known for name, known in self.known.items() if name in batch}
+        return batch | {NEW + k: ~np.isin(batch[k], known) for k, known in present.items()}
 
     def groups_of(self, field: str, new: bool) -> np.ndarray:
         """Return the distinct groups of a factor that are new to the fit, or that it knew."""
-        if field not in self.fields or (new and field not in self.first_new):
+        if field not in self.fields or (new and field not in self.known):
             return np.empty(0)
         parts = []
         for batch in self.chunks(CHUNK):
@@ -201,12 +201,12 @@ def aligned(
         return AlignedRows.of(rows)
     theirs, ours = rows.schema, fit.schema
     _check_offset(theirs, ours)
-    first_new = {}
+    known = {}
     if encoding is not None and groups in ("new", "any"):
-        first_new = {g.field: len(g.levels) for g in encoding.groupings}
+        known = {g.field: np.arange(len(g.levels)) for g in encoding.groupings}
     columns = None
     if named and ours.columns and theirs.columns:
-        columns = _columns_by_name(theirs, ours, first_new)
+        columns = _columns_by_name(theirs, ours, known)
     same = columns is None and _coded_alike(theirs, ours)
     if columns is None and theirs.coding is None and ours.coding is not None:
         # unnamed columns must be as many as in the fit, levels of factors included
@@ -230,7 +230,7 @@ def aligned(
             f"{_listed(list(ours.fields))}: they have no field in common."
         )
     dtype = fit.dtype if (rows.dtype.name == "uint8") != (fit.dtype == "uint8") else None
-    return AlignedRows(rows, fields, columns, dtype, coding, first_new)
+    return AlignedRows(rows, fields, columns, dtype, coding, known)
 
 
 def _as_rows(

@@ -10,7 +10,7 @@ expected outcome, the quantity averaged over the rows i of a sample, for each dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import combinations, product
@@ -27,14 +27,12 @@ from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.outcomes import OutcomeDraws, pieces_of, with_groups
+from modicum.posterior.outcomes import OutcomeDraws, in_pieces, with_groups
 from modicum.posterior.population import Population, population
 from modicum.posterior.summary import interval_table
 from modicum.rows.checks import names_like
 from modicum.rows.coding import Level, level_places
 
-Expected = Callable[[Batch], np.ndarray]
-"""Maps a batch of rows to expected outcomes (draws, rows, ...)."""
 Comparison = Literal["difference", "ratio", "odds ratio"]
 GRID = 50  # points in the grid of a numeric column
 FEW_VALUES = 25  # up to this many distinct values, each is used instead of a grid
@@ -42,14 +40,14 @@ FEW = (0.1, 0.5, 0.9)  # percentiles at which a second column is set, if its val
 MOST_SETTINGS = 1_000  # combinations of values of several columns
 MOST_LEVELS = 200
 STEP = 1e-4  # step of slopes, as a fraction of the column's range
+RUN = "run of a slope"  # in a batch of rows, the difference of the column to divide by
 
 
 class Averages(NamedTuple):
-    """Rows to average over, the function to average, and the weights of its draws."""
+    """Averages of expected outcomes over rows whose columns are set."""
 
     rows: Population
-    expected: Expected
-    weights: np.ndarray  # (1, draws)
+    drawn: OutcomeDraws
     given: Mapping[str, Level]  # values of columns that are set in all rows
 
     def at(self, values: Mapping[str, Level]) -> Average:
@@ -60,32 +58,42 @@ class Averages(NamedTuple):
         """Return columns that hold one value each."""
         return {name: _constant(value, len(self.rows)) for name, value in values.items()}
 
-    def of(self, changes: Mapping[str, np.ndarray], run: np.ndarray | None = None) -> Average:
-        """Average over rows with columns changed and their weights; outcomes divided by `run`."""
-        total, mass, by_row, row_weights = np.zeros(()), 0.0, [], []
+    def of(self, changes: Mapping[str, np.ndarray], run: np.ndarray | float = 1.0) -> Average:
+        """Average over rows with columns changed; the outcome of each is divided by its `run`."""
         setting = self.rows.setting(self.constants(self.given) | dict(changes))
-        first = 0
-        for batch, outcome in pieces_of([setting], self.weights.size, self.expected):
-            count = outcome.shape[1]
-            weight = np.asarray(batch.get("weight", np.ones(count)), float)
-            if run is not None:
-                scale = run[first : first + count].reshape(-1, *[1] * (outcome.ndim - 2))
-                outcome = outcome / scale
-            total = total + np.tensordot(outcome, weight, axes=([1], [0]))
-            mass += float(weight.sum())
-            by_row.append(weighted_mean(outcome[None], self.weights))
-            row_weights.append(weight)
-            first += count
-        rows, weight = np.concatenate(by_row), np.concatenate(row_weights) / mass
-        mean = np.tensordot(weight, rows, axes=1)
-        return Average(total / mass, (rows - mean) * weight.reshape(-1, *[1] * mean.ndim))
+        batch = self.drawn.rows.marked(setting) | {RUN: np.broadcast_to(run, len(self.rows))}
+
+        def expected(piece: Batch) -> np.ndarray:
+            own = piece.pop(RUN)  # nothing that a model knows
+            return (self.drawn.expected(piece)[0].T / own[:, None]).T
+
+        return Average.over(lambda _: [batch], self.drawn.weights, expected)
 
 
 class Average(NamedTuple):
-    """An average of expected outcomes over rows."""
+    """An average over rows of what each has at every draw."""
 
     by_draw: np.ndarray  # (draws, ...)
     by_row: np.ndarray  # influence of each row on the average, (rows, ...)
+
+    @classmethod
+    def over(
+        cls,
+        batches: Callable[[int], Iterable[Batch]],
+        weights: np.ndarray,
+        of: Callable[[Batch], np.ndarray],
+    ) -> Average:
+        """Average what `of` says of the rows of a batch, (draws, rows, ...), by their weights."""
+        total, mass, by_row, row_weights = np.zeros(()), 0.0, [], []
+        for batch, values in in_pieces(batches, weights.size, of):
+            weight = np.asarray(batch.get("weight", np.ones(values.shape[1])), float)
+            total = total + np.tensordot(values, weight, axes=([1], [0]))
+            mass += float(weight.sum())
+            by_row.append(weighted_mean(values[None], weights))
+            row_weights.append(weight)
+        rows, weight = np.concatenate(by_row), np.concatenate(row_weights) / mass
+        mean = np.tensordot(weight, rows, axes=1)
+        return cls(total / mass, (rows - mean) * weight.reshape(-1, *[1] * mean.ndim))
 
     def _error_of_rows(self, share: float) -> np.ndarray:
         """Return the standard error because the rows are only a `share` of all."""
@@ -109,7 +117,7 @@ class Average(NamedTuple):
         above = self.by_draw - value
         with np.errstate(divide="ignore", invalid="ignore"):  # without an error, a step
             chance = np.where(error > 0, ndtr(above / error), above > 0)
-        return np.clip(weighted_mean(chance[None], averages.weights), 0.0, 1.0)
+        return np.clip(weighted_mean(chance[None], averages.drawn.weights), 0.0, 1.0)
 
     def compared(self, base: Average, comparison: Comparison) -> Average:
         """Return the contrast of this average with another."""
@@ -403,7 +411,7 @@ def _averages(
         )
     asked = replace(post.model_predictor(), parameter=parameter)
     settings = settings or max(2, len(averaged.levels(columns[0])))
-    drawn = OutcomeDraws.affordable(post, grouped_rows, draws, settings, asked)
+    drawn = OutcomeDraws.affordable(post, grouped_rows, draws, settings)._replace(predictor=asked)
     if drawn.weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")
     fixed = _given(given, columns, averaged)
@@ -416,11 +424,7 @@ def _averages(
                 f"{min(integrated)!r} is part of a grouping factor whose effects were integrated "
                 f"out: tabulate them with post.effects({known.field!r})."
             )
-
-    def expected(batch: Batch) -> np.ndarray:
-        return drawn.expected(grouped_rows.marked(batch))[0]
-
-    return Averages(averaged, expected, drawn.weights, fixed)
+    return Averages(averaged, drawn, fixed)
 
 
 def _given(given: object, columns: Sequence[str], rows: Population) -> dict[str, Level]:
@@ -526,7 +530,7 @@ def _table(
     quantity: str,
 ) -> pd.DataFrame:
     """Tabulate mean, sd, interval and error of averages, by class if there are several."""
-    weights, share = averages.weights, averages.rows.share
+    weights, share = averages.drawn.weights, averages.rows.share
     columns = np.stack([estimate.interval(weights, share, prob) for estimate in estimates])
     if columns.ndim == 3:
         count = columns.shape[1]

@@ -38,24 +38,15 @@ FIRST_ROWS = 1024  # rows of the first piece, whose outcomes show how many numbe
 
 
 def in_pieces(
-    rows: AlignedRows, draws: int, evaluate: Callable[[Batch], Answer]
+    batches: Callable[[int], Iterable[Batch]], draws: int, evaluate: Callable[[Batch], Answer]
 ) -> Iterator[tuple[Batch, Answer]]:
-    """Visit all rows in order, in pieces whose answers (draws, rows, ...) fit in memory."""
-    return pieces_of(rows.chunks(_most_rows(draws)), draws, evaluate)
+    """Visit all rows in order, in pieces whose answers (draws, rows, ...) fit in memory.
 
-
-def _most_rows(draws: int) -> int:
-    """Return how many rows have answers that fit in memory, if each is one number per draw."""
-    return max(1, CHUNK_BYTES // (8 * draws))
-
-
-def pieces_of(
-    batches: Iterable[Batch], draws: int, evaluate: Callable[[Batch], Answer]
-) -> Iterator[tuple[Batch, Answer]]:
-    """Visit the rows of batches as `in_pieces` does."""
-    most = _most_rows(draws)
+    `batches` is asked for as many rows at a time as do if each answer is one number per draw.
+    """
+    most = max(1, CHUNK_BYTES // (8 * draws))
     step = min(most, FIRST_ROWS)
-    for batch in batches:
+    for batch in batches(most):
         size, start = length_of(batch), 0
         while start < max(1, size):  # the outcomes of no rows have a shape, too
             piece = {k: v[start : start + step] for k, v in batch.items()}
@@ -91,12 +82,29 @@ class RowEffects(NamedTuple):
 
 
 class OutcomeDraws(NamedTuple):
-    """Parameter draws and the model, from which outcomes are predicted or drawn."""
+    """Rows, and draws of a model's parameters, with which their outcomes are predicted or drawn."""
 
+    rows: AlignedRows
     draws: dict[str, np.ndarray]  # (draws, *shape)
     predictor: ModelPredictor
     weights: np.ndarray  # (1, draws)
     effects: tuple[RowEffects, ...] = ()
+    scores: np.ndarray | None = None  # of the effects of one new group; see `expected`
+
+    @classmethod
+    def of(
+        cls,
+        post: FittedDraws,
+        rows: AlignedRows,
+        draws: dict[str, np.ndarray],
+        weights: np.ndarray,
+        seed: int | None,
+    ) -> OutcomeDraws:
+        """Take draws of a fit, find known groups' effects and, with a seed, draw those of new."""
+        effects, predictor = known_effects(post, draws, rows), post.model_predictor()
+        if seed is not None:
+            effects += new_effects(predictor, draws, rows, seed)
+        return cls(rows, draws, predictor, weights, effects)
 
     @classmethod
     def affordable(
@@ -105,7 +113,6 @@ class OutcomeDraws(NamedTuple):
         rows: AlignedRows,
         draws: int | None,
         times: int = 1,
-        predictor: ModelPredictor | None = None,
         purpose: str = "",
     ) -> OutcomeDraws:
         """Choose draws to evaluate rows at a number of times, and find their groups' effects.
@@ -113,9 +120,13 @@ class OutcomeDraws(NamedTuple):
         With a `purpose`, draws are refused whose averages mean nothing.
         """
         number = affordable(post, times * rows_behind(post, rows), draws)
-        subset, weights = thinned(post, number, purpose)
-        effects = known_effects(post, subset, rows)
-        return cls(subset, predictor or post.model_predictor(), weights, effects)
+        return cls.of(post, rows, *thinned(post, number, purpose), None)
+
+    def pieces(
+        self, evaluate: Callable[[Batch], Answer], draws: int | None = None
+    ) -> Iterator[tuple[Batch, Answer]]:
+        """Visit the rows in pieces whose answers fit in memory, also as those of more `draws`."""
+        return in_pieces(self.rows.chunks, draws or self.weights.size, evaluate)
 
     def predictors(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return predictors (draws, rows, q + extras), and the sds of effects they lack.
@@ -137,9 +148,7 @@ class OutcomeDraws(NamedTuple):
             lacking[..., at] = variances[of_term == k].sum(axis=0)
         return eta, np.sqrt(lacking)
 
-    def expected(
-        self, batch: Batch, scores: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def expected(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return expected outcomes (draws, rows, ...), on average over new groups and in one.
 
         The effect of the one new group is the draw's normal score times its standard deviation;
@@ -148,12 +157,18 @@ class OutcomeDraws(NamedTuple):
         asks_mean = self.predictor.times is None and self.predictor.parameter is None
         if asks_mean and not self.predictor.model.effect_scales:
             outcome = np.asarray(self.predictor(self.draws, batch), float)
+            draws, rows = self.weights.size, length_of(batch)
+            if outcome.shape[:2] != (draws, rows):
+                raise SettingError(
+                    f"The predictor returned shape {outcome.shape} for {draws} draws and {rows} "
+                    "rows; it must return one value per draw and row."
+                )
             return outcome, outcome
         eta, sd = self.predictors(batch)
         average = self.predictor.means(eta, sd)
-        if scores is None or not sd.any():
+        if self.scores is None or not sd.any():
             return average, average
-        eta[..., list(self.predictor.model.predictors_of_groups)] += sd * scores[:, None]
+        eta[..., list(self.predictor.model.predictors_of_groups)] += sd * self.scores[:, None]
         return average, self.predictor.means(eta, np.zeros_like(sd))
 
     def moments(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -197,14 +212,14 @@ def with_groups(new: AlignedRows, model: BaseModel, groups: Groups | None) -> Al
 
 def all_new(rows: AlignedRows, names: tuple[str, ...]) -> AlignedRows:
     """Return the rows with all groups of these factors new to the fit."""
-    return replace(rows, first_new={**rows.first_new, **dict.fromkeys(names, -np.inf)})
+    return replace(rows, known={**rows.known, **dict.fromkeys(names, np.empty(0))})
 
 
 def rows_behind(post: FittedDraws, new: AlignedRows) -> int:
     """Return how many evaluations of rows each draw costs: of new ones, and for known effects."""
     model = post.fitted_model()
     names = group_names(model)
-    some_new = any(name in new.first_new or name not in new.fields for name in names)
+    some_new = any(name in new.known or name not in new.fields for name in names)
     evaluations = len(new) * (ROWS_PER_AVERAGE if some_new else 1)
     if model.integrated_group is None or post.rows is None:
         return evaluations
@@ -313,8 +328,8 @@ def predictive(
     if out is not None:
         require_writable(out)
     new = post.rows_or_own(data, False, newlevels, groups)
-    source, new = outcome_draws(post, new, draws, random_seed, groups, prior)
-    return outcome_array(source, new, random_seed, out)
+    source = outcome_draws(post, new, draws, random_seed, groups, prior)
+    return outcome_array(source, random_seed, out)
 
 
 def outcome_draws(
@@ -325,8 +340,8 @@ def outcome_draws(
     groups: Groups | None,
     prior: bool,
     averaged: bool = False,
-) -> tuple[OutcomeDraws, AlignedRows]:
-    """Return what to draw outcomes from, and the rows, marked where their groups are new.
+) -> OutcomeDraws:
+    """Return rows and what to draw their outcomes from.
 
     The draws are equally weighted, except that signs are kept if outcomes will be `averaged`.
     """
@@ -342,36 +357,32 @@ def outcome_draws(
     else:
         subset = equal_draws(post, draws, seed, "drawing outcomes")
         weights = np.ones((1, length_of(subset)))
-    known = known_effects(post, subset, rows)
-    new = new_effects(predictor, subset, rows, seed)
-    return OutcomeDraws(subset, predictor, weights, (*known, *new)), rows
+    return OutcomeDraws.of(post, rows, subset, weights, seed)
 
 
 def prior_outcome_draws(
     predictor: ModelPredictor, draws: dict[str, np.ndarray], rows: AlignedRows, seed: int
-) -> tuple[OutcomeDraws, AlignedRows]:
-    """Return what to draw outcomes from with draws of the prior, and the rows.
+) -> OutcomeDraws:
+    """Return rows and what to draw their outcomes from with draws of the prior.
 
     Before the data every group is like a new one; explicit effects are among the draws.
     """
     if predictor.model.integrated_group is not None:
         rows = all_new(rows, (predictor.model.integrated_group,))
     effects = new_effects(predictor, draws, rows, seed)
-    return OutcomeDraws(draws, predictor, np.ones((1, length_of(draws))), effects), rows
+    return OutcomeDraws(rows, draws, predictor, np.ones((1, length_of(draws))), effects)
 
 
-def outcomes(
-    source: OutcomeDraws, rows: AlignedRows, seed: int
-) -> Iterator[tuple[Batch, np.ndarray]]:
+def outcomes(source: OutcomeDraws, seed: int) -> Iterator[tuple[Batch, np.ndarray]]:
     """Yield batches of rows in order, each with an outcome per draw and row (draws, rows)."""
     model = source.predictor.model
     rng = generator(seed, Stream.OUTCOMES)
     if not model.row_model.has_predictors:
         if model.simulates or type(model).decide is BaseModel.decide:
-            return _simulated(source, rows, rng)
-        return in_pieces(rows, source.weights.size, lambda batch: _draw_classes(rng, source, batch))
+            return _simulated(source, rng)
+        return source.pieces(lambda batch: _draw_classes(rng, source, batch))
     family = family_of(model)
-    _require(family, family.drawn_given, rows.fields)
+    _require(family, family.drawn_given, source.rows.fields)
 
     def draw(batch: Batch) -> np.ndarray:
         eta, sd = source.predictors(batch)
@@ -380,7 +391,7 @@ def outcomes(
             eta[..., along] += sd * rng.standard_normal(sd.shape)
         return family.draw_rows(rng, eta, batch)
 
-    return in_pieces(rows, source.weights.size * (1 + len(family.extras)), draw)
+    return source.pieces(draw, source.weights.size * (1 + len(family.extras)))
 
 
 def _require(family: LinearPredictorModel, names: Iterable[str], fields: Collection[str]) -> None:
@@ -392,7 +403,7 @@ def _require(family: LinearPredictorModel, names: Iterable[str], fields: Collect
 
 
 def _simulated(
-    source: OutcomeDraws, rows: AlignedRows, rng: np.random.Generator
+    source: OutcomeDraws, rng: np.random.Generator
 ) -> Iterator[tuple[Batch, np.ndarray]]:
     """Yield outcomes of a custom model: each draw has a random key, split into one per row."""
     words = rng.integers(0, 2**32, size=(source.weights.size, 2), dtype=np.uint32)
@@ -404,7 +415,7 @@ def _simulated(
         first += drawn.shape[1]
         return drawn
 
-    return in_pieces(rows, source.weights.size, draw)
+    return source.pieces(draw)
 
 
 def _draw_classes(rng: np.random.Generator, source: OutcomeDraws, batch: Batch) -> np.ndarray:
@@ -417,13 +428,13 @@ def _draw_classes(rng: np.random.Generator, source: OutcomeDraws, batch: Batch) 
 
 
 def outcome_array(
-    source: OutcomeDraws, rows: AlignedRows, seed: int, out: str | os.PathLike[str] | None
+    source: OutcomeDraws, seed: int, out: str | os.PathLike[str] | None = None
 ) -> np.ndarray:
     """Return all outcomes (draws, rows, ...), in memory or mapped to a .npy file."""
     filled, first = None, 0
-    for _, drawn in outcomes(source, rows, seed):
+    for _, drawn in outcomes(source, seed):
         if filled is None:
-            filled = _array((source.weights.size, len(rows), *drawn.shape[2:]), out)
+            filled = _array((source.weights.size, len(source.rows), *drawn.shape[2:]), out)
         filled[:, first : first + drawn.shape[1]] = drawn
         first += drawn.shape[1]
     assert filled is not None, "there is at least one row"
@@ -447,7 +458,7 @@ def _array(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> np.nda
     return mapped
 
 
-def density_pieces(source: OutcomeDraws, rows: AlignedRows) -> Iterator[np.ndarray]:
+def density_pieces(source: OutcomeDraws) -> Iterator[np.ndarray]:
     """Yield the log-densities of observed outcomes (draws, rows), some rows at a time."""
-    for _, (_, density) in in_pieces(rows, source.weights.size, source.outcome):
+    for _, (_, density) in source.pieces(source.outcome):
         yield density

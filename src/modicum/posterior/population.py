@@ -231,7 +231,7 @@ class TablePopulation:
 
     table: pa.Table
     encoding: FormulaEncoding
-    first_new: Mapping[str, float]  # as in `AlignedRows`
+    known: Mapping[str, np.ndarray]  # as in `AlignedRows`
     share: float
 
     def __len__(self) -> int:
@@ -293,7 +293,7 @@ class TablePopulation:
 
     def _encoded(self, table: pa.Table) -> AlignedRows:
         # columns that are set may make combinations of known levels that no row has
-        new_groups = bool(self.first_new)
+        new_groups = bool(self.known)
         rows = encode_table(
             self.encoding,
             table,
@@ -302,7 +302,7 @@ class TablePopulation:
             weights=True,
             dtype=np.float64,
         )
-        return replace(AlignedRows.of(rows), first_new=self.first_new)
+        return replace(AlignedRows.of(rows), known=self.known)
 
 
 @dataclass(frozen=True)
@@ -411,6 +411,6 @@ def population(
     share = 1.0 if len(sample) < most else len(sample) / (source.rows or np.inf)
     if groups in (None, "known"):
         return TablePopulation(sample, encoding, {}, share)
-    first_new = {g.field: len(g.levels) for g in encoding.groupings}
+    known = {g.field: np.arange(len(g.levels)) for g in encoding.groupings}
     encoding = encoding.with_levels_of(source_of(sample))
-    return TablePopulation(sample, encoding, first_new, share)
+    return TablePopulation(sample, encoding, known, share)

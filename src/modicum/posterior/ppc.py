@@ -25,11 +25,10 @@ from modicum.arguments import Count, FromTwo, Share
 from modicum.diagnostics.weighted import ends_of, weighted_mean, weighted_quantile
 from modicum.errors import DataError, SettingError
 from modicum.libraries import pandas as pd
-from modicum.models import BaseModel
-from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
+from modicum.posterior.fit_rows import Batch, RowsLike
 from modicum.posterior.fitted import FittedDraws, evenly_spaced
 from modicum.posterior.marginal import Averages
-from modicum.posterior.outcomes import OutcomeDraws, in_pieces, outcome_draws, outcomes
+from modicum.posterior.outcomes import OutcomeDraws, outcome_draws, outcomes
 from modicum.posterior.population import (
     ArrayPopulation,
     column_values,
@@ -271,10 +270,10 @@ def ppc(
     ids, mass = counted_rows(all_rows.rows, subsample, random_seed)
     checked = replace(all_rows, rows=all_rows.rows.subset(ids))
     column = None if by is None else (by, column_values(all_rows.rows, origin, by, ids))
-    source, checked = outcome_draws(post, checked, draws, random_seed, None, prior, averaged=True)
+    source = outcome_draws(post, checked, draws, random_seed, None, prior, averaged=True)
     known = None if data is None or post.fit_rows is None else post.fit_rows.fingerprint
     is_fitted = not prior and (data is None or known == all_rows.rows.fingerprint())
-    check = _compared(source, checked, mass, column, bins, prob, random_seed, prior, is_fitted)
+    check = _compared(source, mass, column, bins, prob, random_seed, prior, is_fitted)
     table = _with_class_names(check, post.class_names())
     return replace(check, table=table, outcome=post.outcome_name())
 
@@ -296,7 +295,6 @@ def _table_with(post: FittedDraws, column: str, most: int, seed: int) -> RowsLik
 
 def _compared(
     source: OutcomeDraws,
-    rows: AlignedRows,
     mass: np.ndarray,
     by: tuple[str, np.ndarray] | None,
     bins: int,
@@ -316,22 +314,23 @@ def _compared(
             f"intervals of {prob:.0%} need at least {fewest} predictive draws, and there "
             f"{'is' if number == 1 else 'are'} {number}."
         )
-    fields = rows.rows.slice(0, len(rows.rows))
+    rows = source.rows.rows
+    fields = rows.slice(0, len(rows))
     y = np.asarray(fields[model.outcome_field], float)
     censored = _censored(y, {name: fields[name] for name in model.row_model.observed})
     _require_comparable(y, censored is not None and (by is not None or prior))
-    natural = _natural_kind(model, source, rows, y, prior)
+    natural = _natural_kind(source, y, prior)
     kind: Kind = "residuals" if by is not None else natural if censored is None else "quantiles"
     of_rows = kind in ("calibration", "residuals")
     edges = np.empty(0) if of_rows else _edges(kind, y, bins)
     classes = int(y.max()) + 1 if kind == "residuals" and natural == "classes" else 0
     bin_of_row, at = np.zeros(len(y), int), np.arange(bins)
     if kind == "calibration":
-        bin_of_row = _bins_of_chances(source, rows, bins)
+        bin_of_row = _bins_of_chances(source, bins)
     elif by is not None:
         bin_of_row, at = _bins(by[1], bins)
     total, first, rng = np.zeros(()), 0, generator(seed, Stream.QUANTILES)
-    for batch, drawn in outcomes(source, rows, seed):
+    for batch, drawn in outcomes(source, seed):
         part = slice(first, first + drawn.shape[1])
         summed = _sums_of(kind, edges, classes, bin_of_row[part], mass[part], len(at))
         values = np.concatenate([y[None, part], drawn])
@@ -356,7 +355,7 @@ def _compared(
     if "rows" in table:
         table = table[table["rows"] > 0]
     name, chance = "" if by is None else by[0], _chance_of_as_far(total, source.weights)
-    return PredictiveCheck(kind, table, name, len(rows.rows), number, prob, chance)
+    return PredictiveCheck(kind, table, name, len(rows), number, prob, chance)
 
 
 def _chance_of_as_far(total: np.ndarray, weights: np.ndarray) -> float:
@@ -438,19 +437,17 @@ def _with_class_names(check: PredictiveCheck, names: Sequence[str]) -> pd.DataFr
     return table.set_axis(pd.Index(called, name=table.index.name))
 
 
-def _natural_kind(
-    model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray, prior: bool
-) -> Kind:
+def _natural_kind(source: OutcomeDraws, y: np.ndarray, prior: bool) -> Kind:
     """Choose the kind of check from the model's predictions and the outcomes."""
-    family = model.row_model
-    first = next(iter(rows.chunks(2)))
+    family = source.predictor.model.row_model
+    first = next(iter(source.rows.chunks(2)))
     try:
         expected = source.predictor({k: v[:1] for k, v in source.draws.items()}, first)
     except SettingError:  # a custom model need not predict, but only simulate
         expected = None
     if expected is not None and family.decide(expected) is not None:
         return "classes" if expected.ndim == 3 else "calibration"
-    _, drawn = next(outcomes(source, rows, 0))
+    _, drawn = next(outcomes(source, 0))
     _require_comparable(drawn[0], False)  # counts of several classes are not one number either
     if family.simulates and expected is not None and expected.ndim == 2:
         chances = np.all((expected >= 0) & (expected <= 1))
@@ -486,9 +483,9 @@ def _bins(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
     return places, np.divide(total, count, out=np.zeros(len(count)), where=count > 0)
 
 
-def _bins_of_chances(source: OutcomeDraws, rows: AlignedRows, bins: int) -> np.ndarray:
+def _bins_of_chances(source: OutcomeDraws, bins: int) -> np.ndarray:
     """Bin rows by their mean probability of a one, as many rows in each bin."""
-    pieces = in_pieces(rows, source.weights.size, lambda b: source.predictor(source.draws, b))
+    pieces = source.pieces(lambda batch: source.predictor(source.draws, batch))
     chance = np.concatenate([weighted_mean(x[None], source.weights) for _, x in pieces])
     edges = np.quantile(chance, np.linspace(0, 1, bins + 1)[1:-1])
     return np.searchsorted(edges, chance, side="right")
@@ -591,9 +588,9 @@ def survival_table(
     at = np.linspace(0, y.max(), TIMES) if times is None else np.asarray(times, float)
     weight = np.asarray(fields.get("weight", np.ones(len(y))), float)
     averaged = ArrayPopulation.of_fit(rows.rows.subset(evenly_spaced(len(y), MOST_ROWS)))
-    predictor = survival_predictor(post, "survival", at.tolist())
-    source = OutcomeDraws.affordable(post, averaged.as_it_is, draws, predictor=predictor)
-    chances = Averages(averaged, lambda batch: source.expected(batch)[0], source.weights, {}).of({})
+    source = OutcomeDraws.affordable(post, averaged.as_it_is, draws)
+    source = source._replace(predictor=survival_predictor(post, "survival", at.tolist()))
+    chances = Averages(averaged, source, {}).of({})
     seen = kaplan_meier(y, high == y, weight, at)
     table = _frame(np.vstack([seen, chances.by_draw]), prob, at, source.weights)
     names = {"predicted": "mean", "lower": "lower", "upper": "upper", "observed": "kaplan_meier"}

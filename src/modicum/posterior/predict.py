@@ -10,9 +10,9 @@ where V is the variance between rows. It lies between 0 and 1, whatever the outc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from scipy.special import ndtri
@@ -29,11 +29,11 @@ from modicum.errors import DataError, SettingError, is_number, warn_of
 from modicum.libraries import pandas as pd
 from modicum.models import BaseModel
 from modicum.models.observed import classes_to
-from modicum.models.over_draws import ModelPredictor, length_of
-from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
+from modicum.models.over_draws import ModelPredictor
+from modicum.posterior.fit_rows import Batch, Groups, RowsLike, aligned
 from modicum.posterior.fitted import FittedDraws, affordable
 from modicum.posterior.marginal import Average
-from modicum.posterior.outcomes import OutcomeDraws, in_pieces, rows_behind, with_groups
+from modicum.posterior.outcomes import OutcomeDraws, rows_behind, with_groups
 from modicum.posterior.population import row_sample
 from modicum.posterior.summary import interval_table
 from modicum.random import Stream, generator
@@ -42,7 +42,6 @@ from modicum.rows.sources import is_table, library
 
 NewGroups: TypeAlias = Literal["one", "average"]
 PredictionKind: TypeAlias = Literal["mean", "survival"]
-TINY = np.finfo(float).tiny  # in place of a sum of weights that is 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,62 +168,32 @@ def predict(
     if kind != "mean" or times is not None:
         predictor = survival_predictor(post, kind, times)
         names = tuple(f"{time:g}" for time in predictor.times or ())
-    prepared = Prepared.of(post, rows, draws, newlevels, groups, newgroups, predictor)
-    return mixed_prediction([prepared], [1.0], prob, rows, names, quantiles)
+    drawn = to_predict(post, rows, draws, newlevels, groups, newgroups)
+    if predictor is not None:
+        drawn = drawn._replace(predictor=predictor)
+    return mixed_prediction([drawn], [1.0], prob, rows, names, quantiles)
 
 
-class Prepared(NamedTuple):
-    """Rows as a fit reads them, its draws, and normal scores of these for the effects of a group.
-
-    Without scores, intervals are those of the average over new groups.
-    """
-
-    rows: AlignedRows
-    drawn: OutcomeDraws
-    scores: np.ndarray | None
-
-    @classmethod
-    def of(
-        cls,
-        post: FittedDraws,
-        rows: RowsLike,
-        draws: int | None,
-        newlevels: NewLevels,
-        groups: Groups | None,
-        newgroups: NewGroups | None,
-        given: ModelPredictor | None = None,
-    ) -> Prepared:
-        """Align rows with those of the fit, and choose draws."""
-        predictor = given or post.model_predictor()
-        new = aligned(rows, post.fit_rows, False, newlevels, groups)
-        new = with_groups(new, predictor.model, groups)
-        drawn = OutcomeDraws.affordable(post, new, draws, predictor=predictor)
-        one = newgroups == "one" or (newgroups is None and groups is not None)
-        along = predictor.model.predictors_of_groups
-        scores = _normal_scores(drawn.weights.size, len(along)) if one else None
-        return cls(new, drawn, scores)
-
-    def pieces(self, draws: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield expected outcomes (draws, rows, ...), for the mean and for the interval.
-
-        They come in pieces such that those of `draws` draws fit in memory.
-        """
-        count = self.drawn.weights.size
-
-        def expected(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-            return self.drawn.expected(batch, self.scores)
-
-        for piece, (average, single) in in_pieces(self.rows, draws, expected):
-            if average.ndim < 2 or average.shape[:2] != (count, length_of(piece)):
-                raise SettingError(
-                    f"The predictor returned shape {average.shape} for {count} draws and "
-                    f"{length_of(piece)} rows; it must return one value per draw and row."
-                )
-            yield average, single
+def to_predict(
+    post: FittedDraws,
+    rows: RowsLike,
+    draws: int | None = None,
+    newlevels: NewLevels = "refuse",
+    groups: Groups | None = None,
+    newgroups: NewGroups | None = None,
+) -> OutcomeDraws:
+    """Align rows with those of the fit, and choose draws, with scores if one group is meant."""
+    model = post.fitted_model()
+    new = with_groups(aligned(rows, post.fit_rows, False, newlevels, groups), model, groups)
+    drawn = OutcomeDraws.affordable(post, new, draws)
+    if newgroups == "average" or (newgroups is None and groups is None):
+        return drawn
+    number = drawn.weights.size
+    return drawn._replace(scores=_normal_scores(number, len(model.predictors_of_groups)))
 
 
 def mixed_prediction(
-    fits: Sequence[Prepared],
+    fits: Sequence[OutcomeDraws],
     shares: Sequence[float],
     prob: float,
     rows: RowsLike,
@@ -235,15 +204,16 @@ def mixed_prediction(
     probabilities = np.atleast_1d(quantiles).tolist()
     if not all(is_number(p) and 0 <= p <= 1 for p in probabilities):
         raise SettingError(f"quantiles must be probabilities from 0 to 1, not {quantiles!r}.")
-    at, weights = [*ends_of(prob), *probabilities], [fit.drawn.weights for fit in fits]
+    at, weights = [*ends_of(prob), *probabilities], [fit.weights for fit in fits]
     total, parts = sum(each.size for each in weights), []
     mixed = [share * normalised(w) for share, w in zip(shares, weights, strict=True)]
     joined = weights[0] if len(fits) == 1 else np.concatenate(mixed, axis=1)
-    for pieces in zip(*(fit.pieces(total) for fit in fits), strict=True):
-        if len({average.shape[1:] for average, _ in pieces}) > 1:
+    for pieces in zip(*(fit.pieces(fit.expected, total) for fit in fits), strict=True):
+        of_fits, of_one = zip(*(expected for _, expected in pieces), strict=True)
+        if len({each.shape[1:] for each in of_fits}) > 1:
             raise SettingError("the models predict different classes: average those of one kind.")
-        averages, singles = (np.concatenate(each) for each in zip(*pieces, strict=True))
-        each = [weighted_mcse(a[None], w) for (a, _), w in zip(pieces, weights, strict=True)]
+        averages, singles = np.concatenate(of_fits), np.concatenate(of_one)
+        each = [weighted_mcse(a[None], w) for a, w in zip(of_fits, weights, strict=True)]
         error = np.sqrt(sum((s * e) ** 2 for s, e in zip(shares, each, strict=True)))
         ends = weighted_quantile(singles[None], joined, at)
         parts.append(np.stack([weighted_mean(averages[None], joined), error, *ends]))
@@ -384,7 +354,7 @@ def score(
     share = normalised(weights).reshape(-1)
     together, alone = np.zeros(2), np.zeros((3, weights.size))
     mass, number, cancelled = 0.0, 0, 0
-    for piece, (expected, density) in in_pieces(new, weights.size, drawn.outcome):
+    for piece, (expected, density) in drawn.pieces(drawn.outcome):
         y = np.asarray(piece[field])
         _check_outcomes(predictor.model, piece, expected, number)
         row_mass = np.asarray(piece.get("weight", np.ones(len(y))), dtype=float)
@@ -519,34 +489,26 @@ def bayes_R2(  # noqa: N802 - as brms and rstantools call it
     sample = row_sample(rows, subsample, random_seed)
     drawn = OutcomeDraws.affordable(post, sample, draws, purpose="R-squared")
     weights = drawn.weights
-    mass, mean, explained, rest = 0.0, *np.zeros((3, weights.size))
-    for counts, means, noise in _moments_by_row(drawn, sample):
-        total = counts.sum()
-        mass += total
-        share, within = total / max(mass, TINY), counts / max(total, TINY)
-        centre = means @ within
-        step = centre - mean
-        between = ((means - centre[:, None]) ** 2) @ within + (1 - share) * step**2
-        mean += share * step
-        explained += share * (between - explained)
-        rest += share * (noise @ within - rest)
+    first, _ = drawn.moments(next(sample.chunks(1)))  # means about it lose no digits in squares
+
+    def squares(batch: Batch) -> np.ndarray:
+        means, noise = drawn.moments(batch)
+        return np.stack([means - first, (means - first) ** 2, noise], axis=-1)
+
+    mean, square, rest = Average.over(sample.chunks, weights, squares).by_draw.T[:, :, None]
+    explained = square - mean**2
     whole = explained + rest
+
+    def influence(batch: Batch) -> np.ndarray:
+        apart, square, noise = np.moveaxis(squares(batch), -1, 0)
+        between = square - 2 * mean * apart + mean**2
+        return (rest * (between - explained) - explained * (noise - rest)) / whole**2
+
     # A row's (m - mean)^2 and v enter the two averages, and R2 is a function of these: what each
     # row adds to it is the error of a sample of rows.
-    by_row = [np.zeros(0)]
-    for counts, means, noise in _moments_by_row(drawn, sample) if len(sample) < len(rows) else ():
-        between = (means - mean[:, None]) ** 2
-        influence = (rest / whole**2)[:, None] * (between - explained[:, None])
-        influence -= (explained / whole**2)[:, None] * (noise - rest[:, None])
-        by_row.append(counts / mass * weighted_mean(influence[None], weights))
-    found = Average(explained / whole, np.concatenate(by_row))
+    by_row = np.zeros(0)
+    if len(sample) < len(rows):
+        by_row = Average.over(sample.chunks, weights, influence).by_row
+    found = Average((explained / whole)[:, 0], by_row)
     columns = found.interval(weights, len(sample) / len(rows), prob)
     return interval_table(columns, [("R2",)], [""], prob, draws=weights.size, rows=len(sample))
-
-
-def _moments_by_row(
-    drawn: OutcomeDraws, rows: AlignedRows
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield counts of rows, and means and variances of their outcomes (draws, rows), in pieces."""
-    for batch, (means, variance) in in_pieces(rows, drawn.weights.size, drawn.moments):
-        yield np.asarray(batch.get("weight", np.ones(means.shape[1])), float), means, variance

@@ -8,7 +8,7 @@ distribution of effects, as those of new groups do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,13 +17,7 @@ from modicum.diagnostics.weighted import normalised
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.posterior.fit_rows import AlignedRows, RowsLike
 from modicum.posterior.fitted import FittedDraws, thinned
-from modicum.posterior.outcomes import (
-    OutcomeDraws,
-    all_new,
-    density_pieces,
-    known_effects,
-    new_effects,
-)
+from modicum.posterior.outcomes import OutcomeDraws, density_pieces
 from modicum.posterior.population import column_values, holds_column
 from modicum.posterior.predict import log_mean
 from modicum.progress import phase
@@ -235,25 +229,13 @@ def _error(values: np.ndarray, units: np.ndarray, weight: np.ndarray) -> float:
 
 def _log_predictive(fit: FittedDraws, rows: Rows, seed: int) -> np.ndarray:
     """Return the log predictive density of each row; groups that the fit lacks are new ones."""
-    model = fit.fitted_model()
     subset, weights = thinned(fit, None, "cross-validation")
-    predictor, group = fit.model_predictor(), model.integrated_group
-    known = np.ones(len(rows), bool)
+    left_out, group = AlignedRows.of(rows), fit.fitted_model().integrated_group
     if group is not None and fit.rows is not None:
-        known = np.isin(whole_field(rows, group), whole_field(fit.rows, group))
-    found = np.empty(len(rows))
-    for is_known in (True, False):
-        ids = np.flatnonzero(known == is_known)
-        if not len(ids):
-            continue
-        part = AlignedRows.of(rows.subset(ids))
-        if group is not None and not is_known:
-            part = all_new(part, (group,))
-            effects = new_effects(predictor, subset, part, seed)
-        else:
-            effects = known_effects(fit, subset, part)
-        pieces = density_pieces(OutcomeDraws(subset, predictor, weights, effects), part)
-        found[ids] = np.concatenate([log_mean(x, normalised(weights[0]))[1] for x in pieces])
+        left_out = replace(left_out, known={group: np.unique(whole_field(fit.rows, group))})
+    source = OutcomeDraws.of(fit, left_out, subset, weights, seed)
+    share = normalised(weights[0])
+    found = np.concatenate([log_mean(each, share)[1] for each in density_pieces(source)])
     if not np.isfinite(found).all():
         raise DataError(
             "the predictive density of some rows that were left out is 0 or not a number: look "
