@@ -13,7 +13,7 @@ from modicum.diagnostics.weighted import ends_of
 from modicum.errors import SettingError
 from modicum.passes.sums import log_likelihoods
 from modicum.posterior import Posterior, group_effects
-from modicum.posterior.charts import MOST_DOTS, MOST_NAMED
+from modicum.posterior.charts import INK, Band, Picture, draw, effect_picture, new_axes, pyplot
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import (
     evenly_spaced,
@@ -24,11 +24,10 @@ from modicum.posterior.fitted import (
     weights_of,
 )
 from modicum.posterior.group_effects import terms_of
-from modicum.posterior.marginal import by_class
 from modicum.posterior.population import random_rows
-from modicum.posterior.ppc import INK, name_axes, new_axes, pyplot, survival_table
+from modicum.posterior.ppc import survival_picture, survival_table
 from modicum.posterior.smooth_curves import smooths_of
-from modicum.posterior.summary import added_words, interval_words, is_pooled, percent, prob_of
+from modicum.posterior.summary import added_words, interval_words, is_pooled, percent
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -128,29 +127,9 @@ def forest(
     quantiles = [post.quantile(name, levels).reshape(len(levels), -1) for name in chosen]
     ends = np.concatenate(quantiles, axis=1)
     ends = ends if transform is None else np.asarray(transform(ends))  # increasing: of quantiles
-    ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(scalars)))
-    _intervals(ax, ends[0], ends[1], ends[2], written, color=colour_of(post))
-    ax.set_xlabel(f"median and {percent(prob)} interval")
-    ax.grid(axis="x", alpha=0.3)
-    return ax
-
-
-def _intervals(
-    ax: Axes,
-    low: np.ndarray,
-    middle: np.ndarray,
-    high: np.ndarray,
-    names: Sequence[str],
-    color: str | None = None,
-    label: str | None = None,
-    shift: float = 0.0,
-) -> None:
-    """Draw intervals one below the other, the first on top, moved by `shift`."""
-    at = np.arange(len(names))
-    (points,) = ax.plot(middle, at + shift, "o", color=color, markersize=4, label=label)
-    ax.hlines(at + shift, low, high, color=points.get_color(), linewidth=2)
-    ax.set_yticks(at, names)
-    ax.set_ylim(len(names) - 0.5, -0.5)
+    words = f"median and {percent(prob)} interval"
+    picture = Picture("levels", written, {"": Band(*ends)}, "", "", words)
+    return draw(picture, ax, colour_of(post))
 
 
 def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = None) -> Axes:
@@ -171,14 +150,7 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
     -------
     matplotlib.axes.Axes
     """
-    ax = new_axes(ax)
-    curves = _curves(table, label)
-    for k, (text, part) in enumerate(curves):
-        _effect(ax, part, text, 0.6 * ((k + 0.5) / len(curves) - 0.5))
-    if len(curves) > 1:
-        ax.legend(frameon=False)
-    ax.grid(alpha=0.3)
-    return ax
+    return draw(effect_picture(table, label or ""), ax)
 
 
 @arguments_checked
@@ -213,47 +185,9 @@ def survival(
     matplotlib.axes.Axes
     """
     table = survival_table(post, None if times is None else np.asarray(times), draws, prob)
-    ax = new_axes(ax)
-    colour = colour_of(post)
-    ax.fill_between(table.index, table["lower"], table["upper"], color=colour, alpha=0.25, lw=0)
-    ax.plot(table.index, table["mean"], color=colour, label="posterior")
-    kaplan_meier, of_steps = table["kaplan_meier"], {"color": "black", "lw": 1}
-    ax.step(table.index, kaplan_meier, where="post", label="Kaplan-Meier", **of_steps)
-    ax.set_ylim(0, 1.02)
-    name_axes(ax, post.outcome_name(), f"chance of survival\n{interval_words(prob)}")
-    ax.legend(frameon=False)
-    ax.grid(alpha=0.3)
+    ax = draw(survival_picture(table, post.outcome_name(), prob), ax, colour_of(post))
+    ax.lines[-1].set_drawstyle("steps-post")  # the estimate falls where somebody dies
     return ax
-
-
-def _curves(table: pd.DataFrame, label: str | None) -> list[tuple[str | None, pd.DataFrame]]:
-    """Split a table into those of single curves, each with its label."""
-    if table.index.nlevels == 1:
-        return [(label, table)]
-    return [
-        curve
-        for text, part in by_class(table).items()
-        for curve in _curves(part, text if label is None else f"{text}, {label}")
-    ]
-
-
-def _effect(ax: Axes, table: pd.DataFrame, label: str | None, shift: float) -> None:
-    """Draw a curve over numbers, or intervals by level, moved by `shift`."""
-    low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
-    quantity = table.attrs.get("quantity", "expected outcome")
-    axis = f"{quantity}\n{interval_words(prob_of(table))}"
-    if table.index.dtype.kind in "fiu" and len(table) > 2:
-        x = table.index.to_numpy(float)
-        marker = "o" if len(x) <= MOST_DOTS else ""
-        (line,) = ax.plot(x, table["mean"], marker=marker, markersize=3, label=label)
-        ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        name_axes(ax, str(table.index.name), axis)
-        return
-    mean, names = table["mean"].to_numpy(), [str(value) for value in table.index]
-    _intervals(ax, low, mean, high, names, label=label, shift=shift)
-    if low.min() < 0 < high.max():
-        ax.axvline(0, color=INK, linewidth=0.8)
-    name_axes(ax, axis, str(table.index.name))
 
 
 def cost(posteriors: Mapping[str, Posterior], *, ax: Axes | None = None) -> Axes:
@@ -494,20 +428,10 @@ def caterpillar(
     """
     name, table = _effect_name(post, group, effect), post.effects(group, levels=levels, prob=prob)
     table = group_effects.one_effect(table, name).sort_values("mean")
-    low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
-    named = len(table) <= MOST_NAMED
-    ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(table)) if named else (6.0, 5.0))
-    at = np.arange(len(table))
-    ax.hlines(at, low, high, color=colour_of(post), linewidth=2 if named else 0.6, alpha=0.7)
-    ax.plot(table["mean"], at, "o", color=colour_of(post), markersize=4 if named else 1.5)
-    ax.axvline(0, color=INK, linewidth=0.8)
-    ax.set_ylim(-1, len(table))
-    if named:
-        ax.set_yticks(at, [str(level) for level in table.index])
-    else:
-        ax.set_yticks([])
-        ax.set_ylabel(f"{len(table):,} levels of {group}")
-    ax.set_xlabel(f"{added_words(post, name)}\n{interval_words(prob)}")
+    words, names = (added_words(post, name), interval_words(prob)), [str(k) for k in table.index]
+    picture = Picture("levels", names, {"": Band.of_estimates(table)}, group, *words)
+    ax = draw(picture, ax, colour_of(post))
+    ax.invert_yaxis()  # the largest on top
     return ax
 
 
@@ -599,24 +523,19 @@ def smooth(
     drawn, table = smooths[name], post.effects(name, prob=prob)
     if not drawn.is_curve:
         raise SettingError(f"{name} is no curve: draw it with plots.caterpillar(post, {name!r}).")
-    ax = new_axes(ax)
     if len(drawn.variables) == 1:
-        parts = {None: table} if drawn.by is None else dict(iter(table.groupby(level=0)))
-        for level, part in parts.items():
-            x, (low, high) = part.index.get_level_values(-1), (part.iloc[:, k] for k in (2, 3))
-            (line,) = ax.plot(x, part["mean"], label=level)
-            ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        if drawn.by is not None:
-            ax.legend(title=drawn.by, frameon=False)
-        ax.set(
-            xlabel=drawn.variables[0], ylabel=f"{added_words(post, name)}\n{interval_words(prob)}"
+        parts = {"": table} if drawn.by is None else dict(iter(table.groupby(level=0)))
+        bands = {f"{drawn.by} {k}" if k else "": Band.of_estimates(p) for k, p in parts.items()}
+        at = next(iter(parts.values())).index.get_level_values(-1).to_numpy()
+        picture = Picture(
+            "curves", at, bands, drawn.variables[0], added_words(post, name), interval_words(prob)
         )
-        ax.grid(alpha=0.3)
-        return ax
+        return draw(picture, ax)
     if len(drawn.variables) > 2:
         raise SettingError(f"{name} has three variables: tabulate it with post.effects({name!r}).")
     surface = table["mean"].unstack(0)
     most = float(np.abs(surface.to_numpy()).max())
+    ax = new_axes(ax)
     mesh = ax.pcolormesh(
         surface.columns, surface.index, surface, cmap="RdBu_r", vmin=-most, vmax=most
     )

@@ -1,20 +1,25 @@
-"""Charts of the report, in SVG whose colours follow the page.
+"""Pictures of estimates and checks: in SVG for the report, and by Matplotlib for everybody else.
 
-A chart says in its own words what is on its axes. Several curves differ in colour and dashes.
+A picture says in its own words what is on its axes. In the report its colours follow the page, and
+several curves differ in colour and dashes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from modicum.errors import SettingError
 from modicum.libraries import pandas as pd
 from modicum.markup import Markup, tag
-from modicum.posterior.marginal import by_class
-from modicum.posterior.ppc import PredictiveCheck
-from modicum.posterior.summary import is_share, percent
+from modicum.posterior.summary import interval_words, is_share, percent, prob_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 340, 190  # of a chart on a phone, where it is shown unscaled; between its titles
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 24, 36
@@ -24,6 +29,7 @@ STYLES = 6  # colours and dashes, after which they repeat
 LINE, THIN = 16, 2.5  # height of a level with a name, and of one of many without
 MOST_NAMED = 60  # levels with names
 MOST_DOTS = 25  # points of a curve that are marked: it is known there and not between
+OBSERVED, PREDICTED, INK = "#1f2937", "#0b5fa5", "#555555"
 Tick = tuple[float, str]
 
 
@@ -43,6 +49,80 @@ class Band(NamedTuple):
     def of_estimates(cls, frame: pd.DataFrame) -> Band:
         """Take the band from a table of estimates (`interval_columns`)."""
         return cls.of(frame, frame.columns[2], "mean", frame.columns[3])
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Intervals, drawn along numbers or beside names, and what was observed there.
+
+    Parameters
+    ----------
+    kind
+        "curves", "levels" (intervals one below the other, the first on top), or "bars" of what was
+        observed, with an interval beside each.
+    at
+        The numbers, or the names.
+    bands
+        Intervals by the name of the curve.
+    across, up
+        What `at` is, and what the intervals are of.
+    words
+        What the intervals are.
+    seen
+        What was observed, by the name of the curve.
+    observed
+        What this is called.
+    least
+        The axis of values starts here, or below.
+    is_root
+        Whether values are square roots of what their axis says.
+    """
+
+    kind: Literal["curves", "levels", "bars"]
+    at: np.ndarray | Sequence[str]
+    bands: Mapping[str, Band]
+    across: str
+    up: str
+    words: str
+    seen: Mapping[str, np.ndarray] = field(default_factory=dict)
+    observed: str = "observed"
+    least: float = np.inf
+    is_root: bool = False
+
+
+def effect_picture(table: pd.DataFrame, label: str = "") -> Picture:
+    """Show the estimates of a table by the first level of its index, a curve for each other."""
+    parts = curves_of(table, label)
+    first = next(iter(parts.values())).index
+    bands = {name: Band.of_estimates(part) for name, part in parts.items()}
+    quantity = table.attrs.get("quantity", "expected outcome")
+    words = str(first.name), quantity, interval_words(prob_of(table))
+    if first.dtype.kind in "fiu" and len(first) > 2:
+        return Picture("curves", first.to_numpy(float), bands, *words)
+    levels = [_short(value) if isinstance(value, float) else str(value) for value in first]
+    return Picture("levels", levels, bands, *words)
+
+
+def curves_of(table: pd.DataFrame, label: str = "") -> dict[str, pd.DataFrame]:
+    """Split a table of several columns into those of single curves, by their names."""
+    if table.index.nlevels == 1:
+        return {label: table}
+    return {
+        name: curve
+        for text, part in by_class(table).items()
+        for name, curve in curves_of(part, f"{text}, {label}" if label else text).items()
+    }
+
+
+def by_class(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Split a table by class of the outcome, or else by its last column."""
+    values = table.index.get_level_values(-1)
+    name = table.index.names[-1]
+    texts = {k: f"{k:.4g}" if isinstance(k, float) else k for k in dict.fromkeys(values)}
+    return {f"{name} {text}": table[values == k].droplevel(-1) for k, text in texts.items()}
+
+
+# SVG -----------------------------------------------------------------------------------------
 
 
 class Chart:
@@ -111,39 +191,24 @@ class Chart:
         return tag("svg", parts, list(marks), viewBox=box, role="img", aria_label=self.about)
 
 
-def effect_chart(table: pd.DataFrame, quantity: str) -> Markup:
-    """Draw the estimates of a table by its index, and by its second column as several curves."""
-    parts = by_class(table)
-    first = next(iter(parts.values()))
-    bands = {name: Band.of_estimates(part) for name, part in parts.items()}
-    if first.index.dtype.kind not in "fiu" or len(first) <= 2:
-        levels = [_short(x) if isinstance(x, float) else str(x) for x in first.index]
-        return interval_chart(levels, bands, str(first.index.name), quantity)
-    return curve_chart(first.index.to_numpy(float), bands, str(first.index.name), quantity)
+def svg(picture: Picture) -> Markup:
+    """Draw a picture on the page."""
+    return {"curves": _svg_curves, "levels": _svg_levels, "bars": _svg_bars}[picture.kind](picture)
 
 
-def curve_chart(
-    x: np.ndarray,
-    bands: Mapping[str, Band],
-    across: str,
-    up: str,
-    observed: np.ndarray | None = None,
-    least: float = np.inf,
-) -> Markup:
-    """Draw lines with bands around them, and what was observed as points, or many as a line.
-
-    The axis starts at the `least` value or below.
-    """
-    values = [value for band in bands.values() for part in band for value in part]
-    seen = [] if observed is None else list(observed)
-    chart = Chart(list(x), [least, *values, *seen], across, up, list(bands))
+def _svg_curves(picture: Picture) -> Markup:
+    """Draw lines with bands around them, and what was observed as points, or many as a line."""
+    x, across, up = np.asarray(picture.at, float), picture.across, picture.up
+    values = [value for band in picture.bands.values() for part in band for value in part]
+    seen = [value for part in picture.seen.values() for value in part]
+    chart = Chart(list(x), [picture.least, *values, *seen], across, up, list(picture.bands))
     marks = []
-    for k, (low, middle, high) in enumerate(bands.values()):
+    for k, (low, middle, high) in enumerate(picture.bands.values()):
         there_and_back = chart.path([*x, *x[::-1]], [*low, *high[::-1]])
         marks.append(tag("polygon", points=there_and_back, class_=f"band c{k % STYLES}"))
         points = chart.path(list(x), list(middle))
         marks.append(tag("polyline", points=points, class_=f"curve c{k % STYLES}"))
-        if len(x) <= MOST_DOTS and observed is None:
+        if len(x) <= MOST_DOTS and not seen:
             kind = f"dot c{k % STYLES}"
             marks += [chart.dot(a, b, kind, 2) for a, b in zip(x, middle, strict=True)]
     if len(seen) <= MOST_DOTS:
@@ -153,24 +218,22 @@ def curve_chart(
     return chart.drawn(marks, _ticks(*chart.x, across), _ticks(*chart.y, up))
 
 
-def interval_chart(
-    levels: Sequence[str], bands: Mapping[str, Band], across: str, quantity: str
-) -> Markup:
+def _svg_levels(picture: Picture) -> Markup:
     """Draw intervals one below the other, the first on top; of many levels, without names."""
+    levels, bands, quantity = list(map(str, picture.at)), picture.bands, picture.up
     named, count, each = len(levels) <= MOST_NAMED, len(levels), len(bands)
     left = min(150.0, 12 + LETTER * max(map(len, levels))) if named else 14.0
     height = count * (LINE + 7 * (each - 1) if named else THIN)
     ends = [value for band in bands.values() for value in (*band.low, *band.high)]
     title = quantity if named else f"{quantity} ({count:,} levels)"
     chart = Chart(ends, [], title, "", list(bands), left, height)
-    chart.about = f"{quantity} by {across}"
+    chart.about = f"{quantity} by {picture.across}"
     room = 0.03 * (chart.x[1] - chart.x[0])
     chart.x, chart.y = (chart.x[0] - room, chart.x[1] + room), (count - 0.4, -0.6)
     marks = []
     if chart.x[0] < 0 < chart.x[1]:
         marks.append(chart.line((0, chart.y[0]), (0, chart.y[1]), "zero"))
-    for k, band in enumerate(bands.values()):
-        shift = 0.7 * ((k + 0.5) / each - 0.5)
+    for k, (band, shift) in enumerate(zip(bands.values(), _shifts(each), strict=True)):
         for i, (low, middle, high) in enumerate(zip(*band, strict=True)):
             if np.isfinite([low, middle, high]).all():
                 kind = f"range c{k % STYLES}" if named else "thin c0"
@@ -181,17 +244,16 @@ def interval_chart(
     return chart.drawn(marks, _ticks(*chart.x, quantity), names)
 
 
-def check_chart(check: PredictiveCheck) -> Markup:
-    """Draw observed values, and what a model expects with intervals."""
-    frame, (across, up) = check.table, check.labels
-    band = Band.of(frame, "lower", "predicted", "upper")
-    observed = frame["observed"].to_numpy(float)
-    if check.across is not None:
-        least = 0.0 if check.kind == "quantiles" else np.inf
-        return curve_chart(check.across, {"": band}, across, up, observed, least)
-    root = np.sqrt if check.kind == "counts" else np.asarray
-    observed, band = root(observed), Band(*map(root, band))
-    chart = Chart([-0.6, len(frame) - 0.4], [0.0, *observed, *band.high], across, up)
+def _shifts(number: int) -> np.ndarray:
+    """Return by how much of a line intervals of several curves are moved, to lie side by side."""
+    return 0.7 * ((np.arange(number) + 0.5) / number - 0.5)
+
+
+def _svg_bars(picture: Picture) -> Markup:
+    """Draw a bar for each observed value, and what a model expects with an interval."""
+    (band,), (observed,), names = picture.bands.values(), picture.seen.values(), picture.at
+    ends, values = [-0.6, len(names) - 0.4], [0.0, *observed, *band.high]
+    chart = Chart(ends, values, picture.across, picture.up)
     marks = []
     for k, (value, low, middle, high) in enumerate(zip(observed, *band, strict=True)):
         (left, top), (right, floor) = chart.at(k - 0.35, value), chart.at(k + 0.35, 0.0)
@@ -199,12 +261,12 @@ def check_chart(check: PredictiveCheck) -> Markup:
         marks.append(tag("rect", **bar, class_="seen-bar"))
         marks.append(chart.line((k, low), (k, high), "range c0"))
         marks.append(chart.dot(k, middle, "dot c0"))
-    every_nth = max(1, -(-len(frame) * max(len(str(name)) for name in frame.index) // 40))
-    names = [(float(k), str(frame.index[k])) for k in range(0, len(frame), every_nth)]
-    ticks = _ticks(*chart.y, up)
-    if check.kind == "counts":
+    every_nth = max(1, -(-len(names) * max(len(str(name)) for name in names) // 40))
+    named = [(float(k), str(names[k])) for k in range(0, len(names), every_nth)]
+    ticks = _ticks(*chart.y, picture.up)
+    if picture.is_root:
         ticks = [(value, _short(value**2)) for value, _ in ticks]
-    return chart.drawn(marks, names, ticks)
+    return chart.drawn(marks, named, ticks)
 
 
 def _legend(names: Sequence[str], top: float) -> tuple[list[Markup], int]:
@@ -246,3 +308,93 @@ def _ticks(low: float, high: float, label: str) -> list[Tick]:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+# Matplotlib ----------------------------------------------------------------------------------
+
+
+def pyplot() -> ModuleType:
+    """Import `matplotlib.pyplot`, or say how to install it."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise SettingError(
+            "plots need matplotlib, which is not installed: pip install 'modicum[plots]'."
+        ) from None
+    return plt
+
+
+def new_axes(ax: Axes | None = None, size: tuple[float, float] = (6.0, 4.0)) -> Axes:
+    """Return `ax`, or the axes of a new figure."""
+    if ax is not None:
+        return ax
+    axes: Axes = pyplot().subplots(figsize=size, layout="constrained")[1]
+    return axes
+
+
+def draw(picture: Picture, ax: Axes | None = None, colour: str | None = None) -> Axes:
+    """Draw a picture on axes, those of a new figure by default."""
+    lies = picture.kind == "levels"
+    ax = new_axes(ax, (6.0, _height(len(picture.at)) if lies else 4.0))
+    draw_on = {"curves": _draw_curves, "levels": _draw_levels, "bars": _draw_bars}[picture.kind]
+    draw_on(picture, ax, colour)
+    up = picture.up if picture.seen else f"{picture.up}\n{picture.words}".lstrip()
+    axes = (ax.yaxis, ax.xaxis) if lies else (ax.xaxis, ax.yaxis)
+    for axis, title in zip(axes, (picture.across, up), strict=True):
+        axis.set_label_text(title)
+        if is_share(title):
+            axis.set_major_formatter(lambda value, _: percent(value))
+    if picture.is_root:
+        ax.yaxis.set_major_formatter(lambda value, _: f"{max(value, 0) ** 2:,.0f}")
+    if np.isfinite(picture.least):
+        ax.set_ylim(bottom=picture.least)
+    if picture.seen or len(picture.bands) > 1:
+        ax.legend(frameon=False)
+    ax.grid(alpha=0.3, axis="x" if lies else "y")
+    return ax
+
+
+def _height(levels: int) -> float:
+    """Return the height of a picture of intervals one below the other, in inches."""
+    return 1.0 + 0.22 * levels if levels <= MOST_NAMED else 5.0
+
+
+def _draw_curves(picture: Picture, ax: Axes, colour: str | None) -> None:
+    x, is_dense = np.asarray(picture.at), len(picture.at) > MOST_DOTS
+    if x.dtype.kind not in "fiu":
+        names, x = list(picture.at), np.arange(len(picture.at))
+        few = max(1, len(names) // 20)
+        ax.set_xticks(x[::few], names[::few], rotation=60)
+    for name, band in picture.bands.items():
+        seen = picture.seen.get(name)
+        marker = "" if is_dense or seen is not None else "o"
+        (line,) = ax.plot(x, band.middle, marker=marker, ms=3, color=colour, label=name or None)
+        ax.fill_between(x, band.low, band.high, color=line.get_color(), alpha=0.2, lw=0)
+        if seen is not None:
+            own = {"color": OBSERVED, "label": picture.observed} if len(picture.seen) == 1 else {}
+            style = "-" if is_dense else "o-"
+            ax.plot(x, seen, style, ms=4, lw=1, **{"color": line.get_color()} | own)
+
+
+def _draw_levels(picture: Picture, ax: Axes, colour: str | None) -> None:
+    bands, number = picture.bands, len(picture.at)
+    named, at = number <= MOST_NAMED, np.arange(number)
+    size, width = (4, 2.0) if named else (1.5, 0.6)
+    for (name, band), shift in zip(bands.items(), _shifts(len(bands)), strict=True):
+        (points,) = ax.plot(band.middle, at + shift, "o", color=colour, ms=size, label=name or None)
+        ax.hlines(at + shift, band.low, band.high, color=points.get_color(), lw=width)
+    ends = np.concatenate([[*band.low, *band.high] for band in bands.values()])
+    if ends.min() < 0 < ends.max():
+        ax.axvline(0, color=INK, lw=0.8)
+    ax.set_yticks(at if named else [], list(map(str, picture.at)) if named else [])
+    ax.set_ylim(number - 0.5, -0.5)
+
+
+def _draw_bars(picture: Picture, ax: Axes, colour: str | None) -> None:
+    ((name, band),), (seen,) = picture.bands.items(), picture.seen.values()
+    at = np.arange(len(picture.at))
+    ax.bar(at, seen, width=0.75, color=OBSERVED, alpha=0.3, label=picture.observed)
+    ax.vlines(at, band.low, band.high, color=colour, lw=3, alpha=0.5)
+    ax.plot(at, band.middle, "o", color=colour, ms=4, label=name)
+    every_nth = max(1, len(at) // 12)
+    ax.set_xticks(at[::every_nth], [str(name) for name in picture.at[::every_nth]])

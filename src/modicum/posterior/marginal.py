@@ -510,16 +510,6 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
     return np.asarray(other / (1 - other) / (base / (1 - base)))
 
 
-def by_class(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Split a table by class of the outcome, or else by its last column; one value has no name."""
-    if table.index.nlevels == 1:
-        return {"": table}
-    values = table.index.get_level_values(-1)
-    name = table.index.names[-1]
-    texts = {k: f"{k:.4g}" if isinstance(k, float) else k for k in dict.fromkeys(values)}
-    return {f"{name} {text}": table[values == k].droplevel(-1) for k, text in texts.items()}
-
-
 def _table(
     estimates: list[Average],
     averages: Averages,

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,6 +24,7 @@ from modicum.arguments import Count, FromTwo, Share
 from modicum.diagnostics.weighted import ends_of, weighted_mean, weighted_quantile
 from modicum.errors import DataError, SettingError
 from modicum.libraries import pandas as pd
+from modicum.posterior.charts import PREDICTED, Band, Picture, draw
 from modicum.posterior.fit_rows import Batch, RowsLike
 from modicum.posterior.fitted import FittedDraws, evenly_spaced
 from modicum.posterior.marginal import Averages
@@ -37,42 +37,12 @@ from modicum.posterior.population import (
     table_sample,
 )
 from modicum.posterior.predict import survival_predictor
-from modicum.posterior.summary import is_share, percent
+from modicum.posterior.summary import interval_words, percent
 from modicum.random import Stream, generator
 from modicum.rows.reading import is_tabular, source_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-OBSERVED, PREDICTED, INK = "#1f2937", "#0b5fa5", "#555555"
-
-
-def pyplot() -> ModuleType:
-    """Import `matplotlib.pyplot`, or say how to install it."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise SettingError(
-            "plots need matplotlib, which is not installed: pip install 'modicum[plots]'."
-        ) from None
-    return plt
-
-
-def new_axes(ax: Axes | None = None, size: tuple[float, float] = (6.0, 4.0)) -> Axes:
-    """Return `ax`, or the axes of a new figure."""
-    if ax is not None:
-        return ax
-    axes: Axes = pyplot().subplots(figsize=size, layout="constrained")[1]
-    return axes
-
-
-def name_axes(ax: Axes, across: str, up: str) -> None:
-    """Label both axes, and show chances and shares in per cent."""
-    ax.set(xlabel=across, ylabel=up)
-    for axis, label in ((ax.xaxis, across), (ax.yaxis, up)):
-        if is_share(label):
-            axis.set_major_formatter(lambda value, _: percent(value))
-
 
 Kind = Literal["calibration", "classes", "counts", "ecdf", "quantiles", "residuals"]
 FEWEST = 5  # rows that a bar of a rootogram is expected to hold; fewer share a bar
@@ -153,56 +123,34 @@ class PredictiveCheck:
             return self.table["predicted"].to_numpy(float)
         return self.table.index.to_numpy(float) if self.kind in ("ecdf", "quantiles") else None
 
+    @property
+    def picture(self) -> Picture:
+        """Observed values, and what the model expects; of residuals, the differences."""
+        table, words, (across, up) = self.table, expected_words(self.prob), self.labels
+        values = table[["lower", "predicted", "upper", "observed"]]
+        at = table.index.to_numpy() if self.across is None else self.across
+        if self.kind == "counts":
+            values = values**0.5
+        elif self.kind == "residuals":
+            values, at = values.sub(table["predicted"], axis=0), table["at"].unique()
+        parts = {words: values}
+        if "class" in table:
+            parts = {f"class {name!s}": part for name, part in values.groupby(table["class"])}
+        return Picture(
+            kind="curves" if at.dtype.kind == "f" or len(parts) > 1 else "bars",
+            at=at,
+            bands={name: Band.of(part, *values.columns[:3]) for name, part in parts.items()},
+            across=across,
+            up=up,
+            words=words,
+            seen={name: part["observed"].to_numpy(float) for name, part in parts.items()},
+            least=0.0 if self.kind == "quantiles" else np.inf,
+            is_root=self.kind == "counts",
+        )
+
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the check: observed values in black, what the model expects in blue."""
-        ax = new_axes(ax)
-        across, up = self.labels
-        name_axes(ax, across, up)
-        x, table, label = self.across, self.table, expected_words(self.prob)
-        if x is not None:  # shares of ones by their chance, rows by quantile, or a distribution
-            ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0)
-            ax.plot(x, table["predicted"], color=PREDICTED, lw=1, label=label)
-            line = "-" if self.kind == "ecdf" else "o-"
-            ax.plot(x, table["observed"], line, color=OBSERVED, ms=4, lw=1, label="observed")
-            if self.kind == "quantiles":
-                ax.set_ylim(0, None)
-        elif self.kind == "residuals":
-            self._plot_residuals(ax)
-        else:
-            root = np.sqrt if self.kind == "counts" else np.asarray
-            at, seen = np.arange(len(table)), root(table["observed"])
-            ax.bar(at, seen, width=0.75, color=OBSERVED, alpha=0.3, label="observed")
-            low, middle, high = (root(table[name]) for name in ("lower", "predicted", "upper"))
-            ax.vlines(at, low, high, color=PREDICTED, lw=3, alpha=0.5)
-            ax.plot(at, middle, "o", color=PREDICTED, ms=4, label=label)
-            every_nth = max(1, len(at) // 12)
-            ax.set_xticks(at[::every_nth], [str(name) for name in table.index[::every_nth]])
-            if self.kind == "counts":
-                ax.yaxis.set_major_formatter(lambda value, _: f"{max(value, 0) ** 2:,.0f}")
-        ax.legend(frameon=False)
-        return ax
-
-    def _plot_residuals(self, ax: Axes) -> None:
-        """Plot observed minus predicted means, or shares of each class, with their intervals."""
-        bins = list(dict.fromkeys(self.table["at"]))
-        numeric = self.table["at"].dtype.kind == "f"
-        classes = "class" in self.table
-        parts = self.table.groupby("class") if classes else [("", self.table)]
-        for k, (name, bars) in enumerate(parts):
-            x = bars["at"].to_numpy() if numeric else np.array([bins.index(v) for v in bars["at"]])
-            columns = ("lower", "observed", "upper")
-            low, observed, high = (bars[c] - bars["predicted"] for c in columns)
-            if classes:
-                ax.fill_between(x, low, high, color=f"C{k % 10}", alpha=0.15, lw=0)
-                ax.plot(x, observed, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name!s}")
-            else:
-                label = expected_words(self.prob)
-                ax.vlines(x, low, high, color=PREDICTED, lw=4, alpha=0.35, label=label)
-                ax.plot(x, observed, "o", color=OBSERVED, ms=4, label="observed")
-        ax.axhline(0, color=INK, lw=0.8)
-        if not numeric:
-            few = max(1, len(bins) // 20)
-            ax.set_xticks(range(0, len(bins), few), [str(v) for v in bins[::few]], rotation=60)
+        return draw(self.picture, ax, None if "class" in self.table else PREDICTED)
 
 
 def expected_words(prob: float) -> str:
@@ -616,3 +564,12 @@ def kaplan_meier(
     share = np.divide(died, left, out=np.zeros_like(died), where=left > 0)  # 0 where none counts
     curve = np.r_[1.0, np.cumprod(1 - share)]
     return np.asarray(curve[np.searchsorted(moments, times, side="right")])
+
+
+def survival_picture(table: pd.DataFrame, outcome: str, prob: float) -> Picture:
+    """Show a survival table: the curve of the model, and the Kaplan-Meier estimate."""
+    words, at = interval_words(prob), table.index.to_numpy(float)
+    bands = {words: Band.of(table, "lower", "mean", "upper")}
+    seen = {words: table["kaplan_meier"].to_numpy()}
+    titles = outcome, "chance of survival", words
+    return Picture("curves", at, bands, *titles, seen, "Kaplan-Meier", least=0.0)

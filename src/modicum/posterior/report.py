@@ -21,13 +21,7 @@ from modicum.files import require_writable, whole_file
 from modicum.libraries import pandas as pd
 from modicum.markup import Markup, table, tag
 from modicum.models import FAMILIES, BaseModel
-from modicum.posterior.charts import (
-    Band,
-    check_chart,
-    curve_chart,
-    effect_chart,
-    interval_chart,
-)
+from modicum.posterior.charts import Band, Picture, by_class, effect_picture, svg
 from modicum.posterior.display import (
     SMALLEST_P,
     WORDS,
@@ -41,8 +35,8 @@ from modicum.posterior.display import (
 from modicum.posterior.fit_rows import FitRows, RowsLike
 from modicum.posterior.fitted import FittedDraws, evenly_spaced
 from modicum.posterior.group_effects import effect_names, effects, group_names, one_effect
-from modicum.posterior.marginal import by_class, marginal
-from modicum.posterior.ppc import PredictiveCheck, expected_words, ppc, survival_table
+from modicum.posterior.marginal import marginal
+from modicum.posterior.ppc import PredictiveCheck, ppc, survival_picture, survival_table
 from modicum.posterior.summary import added_words, interval_words, is_pooled, prob_of, summary
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
@@ -220,7 +214,7 @@ def _light(level: str) -> Markup:
     return tag("span", WORDS[level], class_=f"light {level}")
 
 
-def _figure(title: str, words: str, picture: Markup, numbers: pd.DataFrame) -> Markup:
+def _figure(title: str, words: str, picture: Picture, numbers: pd.DataFrame) -> Markup:
     """Return a picture with a title, words on what is drawn, and its numbers for all readers."""
     names = [str(name or "") for name in numbers.index.names]
     shown = numbers.iloc[evenly_spaced(len(numbers), MOST_LINES)]
@@ -231,7 +225,7 @@ def _figure(title: str, words: str, picture: Markup, numbers: pd.DataFrame) -> M
     ]  # fmt: skip
     body = _wide(table([*names, *shown.columns], lines), f"numbers of {title}")
     caption = tag("figcaption", tag("strong", title), tag("small", words))
-    return tag("figure", caption, picture, _folded("numbers", body))
+    return tag("figure", caption, svg(picture), _folded("numbers", body))
 
 
 def _cell(value: object) -> str:
@@ -283,11 +277,10 @@ def _effects(post: FittedDraws, prob: float, data: RowsLike | None) -> list[Mark
         except ModicumError as fault:
             pictures.append(tag("p", tag("strong", title), ": ", str(fault), class_="note"))
             continue
-        quantity, words = found.attrs["quantity"], interval_words(prob)
         several = by_class(found) if found.index.nlevels > 2 else {"": found}
         for of_class, part in several.items():
-            name = f"{title}, {of_class}" if of_class else title
-            pictures.append(_figure(name, words, effect_chart(part, quantity), part.iloc[:, :4]))
+            name, picture = f"{title}, {of_class}" if of_class else title, effect_picture(part)
+            pictures.append(_figure(name, picture.words, picture, part.iloc[:, :4]))
     return pictures
 
 
@@ -375,8 +368,9 @@ def _caterpillar(post: FittedDraws, name: str, frame: pd.DataFrame) -> Markup:
     quantity = frame.attrs.get("quantity") or added_words(post, name)
     frame = frame.sort_values("mean", ascending=False)
     levels = [str(level) for level in frame.index]
-    words = f"{interval_words(prob_of(frame))}; largest for {levels[0]}, smallest for {levels[-1]}"
-    picture = interval_chart(levels, {"": Band.of_estimates(frame)}, name, quantity)
+    words, bands = interval_words(prob_of(frame)), {"": Band.of_estimates(frame)}
+    picture = Picture("levels", levels, bands, name, quantity, words)
+    words += f"; largest for {levels[0]}, smallest for {levels[-1]}"
     return _figure(name, words, picture, frame.drop(columns="mcse_mean"))
 
 
@@ -403,9 +397,9 @@ def _judged(check: PredictiveCheck) -> str:
 
 def _check(check: PredictiveCheck) -> Markup:
     """Show a predictive check."""
-    drawn = "bars" if check.across is None else "points"
-    caption = f"{drawn}: observed in {check.rows:,} rows; blue: {expected_words(check.prob)}"
-    return _figure(TITLES[check.kind], caption, check_chart(check), check.table)
+    drawn, picture = "bars" if check.across is None else "points", check.picture
+    caption = f"{drawn}: observed in {check.rows:,} rows; blue: {picture.words}"
+    return _figure(TITLES[check.kind], caption, picture, check.table)
 
 
 def _survival(post: FittedDraws, prob: float) -> Markup | None:
@@ -416,10 +410,8 @@ def _survival(post: FittedDraws, prob: float) -> Markup | None:
         frame = survival_table(post, draws=DRAWS, prob=prob)
     except ModicumError as fault:
         return _note(str(fault))
-    band, seen = Band.of(frame, "lower", "mean", "upper"), frame["kaplan_meier"].to_numpy()
-    across, up = post.outcome_name(), "chance of survival"
-    picture = curve_chart(frame.index.to_numpy(float), {"": band}, across, up, seen, least=0.0)
-    words = f"blue: {interval_words(prob)}; black: Kaplan-Meier estimate"
+    picture = survival_picture(frame, post.outcome_name(), prob)
+    words = f"blue: {picture.words}; black: Kaplan-Meier estimate"
     return _figure("Survival", words, picture, frame)
 
 
