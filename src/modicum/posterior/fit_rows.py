@@ -15,7 +15,8 @@ from modicum.libraries import pandas as pd
 from modicum.libraries import pyarrow as pa
 from modicum.models.model import NEW
 from modicum.rows import Coding, Rows, RowsSchema
-from modicum.rows.checks import NewGroupError, NewLevelError
+from modicum.rows.checks import NewGroupError, NewLevelError, names_like
+from modicum.rows.coding import Level
 from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.reading import TableFiles, encode_table, is_tabular, whole_field
 from modicum.rows.sources import is_table
@@ -103,6 +104,8 @@ class AlignedRows:
         case, None otherwise.
     known
         By grouping factor, the groups that are not new to the fit, where some may be.
+    names
+        The columns of x, where they are not those of `rows`.
     """
 
     rows: Rows
@@ -111,6 +114,7 @@ class AlignedRows:
     dtype: str | None = None
     coding: Coding | None = None
     known: Mapping[str, np.ndarray] = field(default_factory=dict)
+    names: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, rows: Rows) -> AlignedRows:
@@ -143,6 +147,63 @@ class AlignedRows:
         """Add to a batch which of its rows are in groups that the fit did not have."""
         present = {name: known for name, known in self.known.items() if name in batch}
         return batch | {NEW + k: ~np.isin(batch[k], known) for k, known in present.items()}
+
+    # columns, which can be set -----------------------------------------------------------------
+
+    @property
+    def as_it_is(self) -> AlignedRows:
+        """The rows, before columns are set."""
+        return self
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Index in x of each numeric column."""
+        if self.names is not None:
+            return {name: k for k, name in enumerate(self.names)}
+        columns, coding = self.rows.columns, self.rows.schema.coding
+        dense = range(len(columns)) if coding is None else coding.dense
+        return {columns[column]: k for k, column in enumerate(dense)}
+
+    def levels(self, name: str) -> tuple[Level, ...]:
+        """Return the levels of a field that holds codes; empty for numbers."""
+        is_coded = self.names is None and name in self.rows.fields
+        return self.rows.levels.get(name, ()) if is_coded else ()
+
+    def holds(self, name: str) -> bool:
+        """Whether the rows have a column of this name."""
+        return name in self.places or bool(self.levels(name))
+
+    def values(self, name: str) -> np.ndarray:
+        """Return the values of a column of x, or of a factor."""
+        batch = self._holding(name)
+        if name in self.places:
+            return np.asarray(batch["x"][:, self.places[name]], float)
+        levels = np.array(self.levels(name), dtype=object)
+        return np.asarray(levels[batch[name].astype(int)])
+
+    def setting(self, changes: Mapping[str, np.ndarray]) -> Batch:
+        """Return the rows with columns of x, or the codes of factors, set to these values."""
+        batch = self._holding(*changes)
+        if "x" in batch:
+            batch["x"] = np.array(batch["x"], float)
+        for name, values in changes.items():
+            if name in self.places:
+                batch["x"][:, self.places[name]] = values
+            else:
+                code = {level: k for k, level in enumerate(self.levels(name))}
+                codes = np.array([code[value] for value in values])
+                batch[name] = codes.astype(batch[name].dtype)
+        return batch
+
+    def _holding(self, *names: str) -> Batch:
+        """Return all rows; refuse columns that they do not have."""
+        for name in names:
+            if not self.holds(name):
+                columns = [*self.places, *filter(self.levels, self.rows.levels)]
+                raise SettingError(f"the rows have no column {name!r}: {names_like(name, columns)}")
+        return self.whole()
+
+    # groups ------------------------------------------------------------------------------------
 
     def groups_of(self, field: str, new: bool) -> np.ndarray:
         """Return the distinct groups of a factor that are new to the fit, or that it knew."""
@@ -230,7 +291,9 @@ def aligned(
             f"{_listed(list(ours.fields))}: they have no field in common."
         )
     dtype = fit.dtype if (rows.dtype.name == "uint8") != (fit.dtype == "uint8") else None
-    return AlignedRows(rows, fields, columns, dtype, coding, known)
+    in_order = columns is None and coding is None
+    columns_of_x = None if in_order else ours.columns
+    return AlignedRows(rows, fields, columns, dtype, coding, known, columns_of_x)
 
 
 def _as_rows(

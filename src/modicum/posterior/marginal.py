@@ -47,6 +47,7 @@ class Averages(NamedTuple):
     """Averages of expected outcomes over rows whose columns are set."""
 
     rows: Population
+    share: float  # of all rows, that these are
     drawn: OutcomeDraws
     given: Mapping[str, Level]  # values of columns that are set in all rows
 
@@ -113,7 +114,7 @@ class Average(NamedTuple):
 
     def chance_above(self, value: float, averages: Averages) -> np.ndarray:
         """Return the posterior probability that this is above a value."""
-        error = self._error_of_rows(averages.rows.share)
+        error = self._error_of_rows(averages.share)
         above = self.by_draw - value
         with np.errstate(divide="ignore", invalid="ignore"):  # without an error, a step
             chance = np.where(error > 0, ndtr(above / error), above > 0)
@@ -401,7 +402,7 @@ def _averages(
 
     If it is 0, the first column is set to each of its levels, or to two numbers.
     """
-    averaged = population(post, data, subsample, seed, groups)
+    averaged, share = population(post, data, subsample, seed, groups)
     grouped_rows = with_groups(averaged.as_it_is, post.fitted_model(), groups)
     explained = post.explained_parameters()
     if parameter is not None and parameter not in explained:
@@ -424,7 +425,7 @@ def _averages(
                 f"{min(integrated)!r} is part of a grouping factor whose effects were integrated "
                 f"out: tabulate them with post.effects({known.field!r})."
             )
-    return Averages(averaged, drawn, fixed)
+    return Averages(averaged, share, drawn, fixed)
 
 
 def _given(given: object, columns: Sequence[str], rows: Population) -> dict[str, Level]:
@@ -520,7 +521,7 @@ def _table(
     quantity: str,
 ) -> pd.DataFrame:
     """Tabulate mean, sd, interval and error of averages, by class if there are several."""
-    weights, share = averages.drawn.weights, averages.rows.share
+    weights, share = averages.drawn.weights, averages.share
     columns = np.stack([estimate.interval(weights, share, prob) for estimate in estimates])
     if columns.ndim == 3:
         count = columns.shape[1]

@@ -14,7 +14,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.libraries import pyarrow as pa
-from modicum.posterior.fit_rows import AlignedRows, Batch, FitRows, Groups, RowsLike
+from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike
 from modicum.posterior.fitted import FittedDraws, not_held
 from modicum.random import Stream, generator
 from modicum.rows import Rows
@@ -72,7 +72,7 @@ def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarr
 
 def holds_column(rows: Rows, name: str) -> bool:
     """Return whether the rows hold the values of a column, as numbers or as levels."""
-    return ArrayPopulation.of_fit(rows).holds(name) or rows.fields.get(name) == ()
+    return AlignedRows.of(rows).holds(name) or rows.fields.get(name) == ()
 
 
 def column_values(
@@ -82,12 +82,12 @@ def column_values(
 
     A table must be in the order of the rows, or `numbers` are the place of each row in it.
     """
-    sample = ArrayPopulation.of_fit(rows.subset(row_ids))
+    sample = AlignedRows.of(rows.subset(row_ids))
     if sample.holds(name):
         values = sample.values(name)
         return values if name in sample.places else values.astype(str)
     if rows.fields.get(name) == ():
-        return whole_field(sample.as_it_is.rows, name).astype(float)
+        return whole_field(sample.rows, name).astype(float)
     if table is None or not is_tabular(table):
         fields = [field for field, shape in rows.fields.items() if shape == ()]
         columns = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
@@ -232,7 +232,6 @@ class TablePopulation:
     table: pa.Table
     encoding: FormulaEncoding
     known: Mapping[str, np.ndarray]  # as in `AlignedRows`
-    share: float
 
     def __len__(self) -> int:
         return len(self.table)
@@ -305,102 +304,23 @@ class TablePopulation:
         return replace(AlignedRows.of(rows), known=self.known)
 
 
-@dataclass(frozen=True)
-class ArrayPopulation:
-    """A sample of rows, in the layout of the fit.
-
-    Parameters
-    ----------
-    as_it_is
-        The rows.
-    places
-        Index in x of each numeric column.
-    factors
-        Levels of each field that holds codes.
-    share
-        Share of all rows that these are.
-    """
-
-    as_it_is: AlignedRows
-    places: dict[str, int]
-    factors: dict[str, tuple[Level, ...]]
-    share: float
-
-    @classmethod
-    def of(cls, rows: AlignedRows, fit: FitRows | None, share: float) -> ArrayPopulation:
-        """Locate the columns of the rows."""
-        source = rows.rows
-        if rows.columns is not None or rows.coding is not None:  # brought into the fit's order
-            assert fit is not None
-            return cls(rows, {name: k for k, name in enumerate(fit.schema.columns)}, {}, share)
-        dense = range(len(source.columns)) if source.coding is None else source.coding.dense
-        places = {source.columns[column]: k for k, column in enumerate(dense)}
-        factors = {k: v for k, v in source.levels.items() if k in source.fields}
-        return cls(rows, places, factors, share)
-
-    @classmethod
-    def of_fit(cls, rows: Rows) -> ArrayPopulation:
-        """Take rows in the layout of the fit as they are."""
-        return cls.of(AlignedRows.of(rows), None, 1.0)
-
-    def __len__(self) -> int:
-        return len(self.as_it_is)
-
-    def holds(self, name: str) -> bool:
-        """Whether the rows have a column of this name."""
-        return name in self.places or name in self.factors
-
-    def _batch(self, *names: str) -> Batch:
-        """Return all rows; refuse columns that they do not have."""
-        for name in names:
-            if not self.holds(name):
-                columns = [*self.places, *self.factors]
-                raise SettingError(f"the rows have no column {name!r}: {names_like(name, columns)}")
-        return self.as_it_is.whole()
-
-    def values(self, name: str) -> np.ndarray:
-        """Return the values of a column of x, or of a factor."""
-        batch = self._batch(name)
-        if name in self.places:
-            return np.asarray(batch["x"][:, self.places[name]], float)
-        levels = np.array(self.factors[name], dtype=object)
-        return np.asarray(levels[batch[name].astype(int)])
-
-    def levels(self, name: str) -> tuple[Level, ...]:
-        """Return the levels of a factor; empty for numbers."""
-        return self.factors.get(name, ())
-
-    def setting(self, changes: Mapping[str, np.ndarray]) -> Batch:
-        """Return the rows with columns of x, or the codes of factors, set to these values."""
-        batch = self._batch(*changes)
-        if "x" in batch:
-            batch["x"] = np.array(batch["x"], float)
-        for name, values in changes.items():
-            if name in self.places:
-                batch["x"][:, self.places[name]] = values
-            else:
-                code = {level: k for k, level in enumerate(self.factors[name])}
-                codes = np.array([code[value] for value in values])
-                batch[name] = codes.astype(batch[name].dtype)
-        return batch
-
-
-Population: TypeAlias = TablePopulation | ArrayPopulation
+Population: TypeAlias = TablePopulation | AlignedRows
 """Rows whose columns can be set."""
 
 
 def population(
     post: FittedDraws, data: RowsLike | None, most: int, seed: int, groups: Groups | None
-) -> Population:
-    """Return up to `most` random rows: of the table if the fit had a formula, else of the rows.
+) -> tuple[Population, float]:
+    """Return up to `most` random rows, and which share of all these are.
 
-    They are of `data`, or else of what the posterior holds; see `table_sample`.
+    They are rows of the table if the fit had a formula, and else of the rows: of `data`, or what
+    the posterior holds; see `table_sample`.
     """
     encoding = post.encoding
     if encoding is None:
         rows = post.rows_or_own(data, False, "refuse", groups, weights=True)
-        sample = row_sample(rows, most, seed)
-        return ArrayPopulation.of(sample, post.fit_rows, len(sample) / len(rows))
+        some = row_sample(rows, most, seed)
+        return some, len(some) / len(rows)
     table, fitted = (post.table, post.rows) if data is None else (data, None)
     if table is None:
         raise not_held("this", "the table that the formula was applied to")
@@ -409,8 +329,8 @@ def population(
         needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
     sample = table_sample(table, needed, most, seed, encoding, encoding.drops, fitted)
     share = 1.0 if len(sample) < most else len(sample) / (source.rows or np.inf)
-    if groups in (None, "known"):
-        return TablePopulation(sample, encoding, {}, share)
-    known = {g.field: np.arange(len(g.levels)) for g in encoding.groupings}
-    encoding = encoding.with_levels_of(source_of(sample))
-    return TablePopulation(sample, encoding, known, share)
+    known = {}
+    if groups not in (None, "known"):
+        known = {g.field: np.arange(len(g.levels)) for g in encoding.groupings}
+        encoding = encoding.with_levels_of(source_of(sample))
+    return TablePopulation(sample, encoding, known), share

@@ -25,12 +25,11 @@ from modicum.diagnostics.weighted import ends_of, weighted_mean, weighted_quanti
 from modicum.errors import DataError, SettingError
 from modicum.libraries import pandas as pd
 from modicum.posterior.charts import PREDICTED, Band, Picture, draw
-from modicum.posterior.fit_rows import Batch, RowsLike
+from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
 from modicum.posterior.fitted import FittedDraws, evenly_spaced
-from modicum.posterior.marginal import Averages
+from modicum.posterior.marginal import Average
 from modicum.posterior.outcomes import OutcomeDraws, outcome_draws, outcomes
 from modicum.posterior.population import (
-    ArrayPopulation,
     column_values,
     counted_rows,
     holds_column,
@@ -535,10 +534,10 @@ def survival_table(
         )
     at = np.linspace(0, y.max(), TIMES) if times is None else np.asarray(times, float)
     weight = np.asarray(fields.get("weight", np.ones(len(y))), float)
-    averaged = ArrayPopulation.of_fit(rows.rows.subset(evenly_spaced(len(y), MOST_ROWS)))
-    source = OutcomeDraws.affordable(post, averaged.as_it_is, draws)
+    averaged = AlignedRows.of(rows.rows.subset(evenly_spaced(len(y), MOST_ROWS)))
+    source = OutcomeDraws.affordable(post, averaged, draws)
     source = source._replace(predictor=survival_predictor(post, "survival", at.tolist()))
-    chances = Averages(averaged, source, {}).of({})
+    chances = Average.over(averaged.chunks, source.weights, lambda b: source.expected(b)[0])
     seen = kaplan_meier(y, high == y, weight, at)
     table = _frame(np.vstack([seen, chances.by_draw]), prob, at, source.weights)
     names = {"predicted": "mean", "lower": "lower", "upper": "upper", "observed": "kaplan_meier"}
