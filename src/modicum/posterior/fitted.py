@@ -461,30 +461,26 @@ def require_positive_sum(weights: np.ndarray, purpose: str) -> None:
         )
 
 
-def equal_places(
-    weights: np.ndarray | None, total: int, number: int, seed: int, purpose: str
-) -> np.ndarray:
-    """Choose `number` of `total` draws and return their indices, ascending.
+def equal_places(source: FittedDraws, number: int, seed: int, purpose: str) -> np.ndarray:
+    """Choose `number` of all draws, counted across chains, and return their indices, ascending.
 
-    Draws with equal weights, or None, are chosen evenly spaced. Others, with `weights` (total,),
-    are chosen in proportion to their weights, up to rounding (systematic resampling).
+    Draws that count alike are chosen evenly spaced, others in proportion to their weights, up to
+    rounding (systematic resampling).
     """
-    require_positive(weights, purpose)
-    if weights is None or np.ptp(weights) == 0:
-        return evenly_spaced(total, number)
-    edges = np.cumsum(weights)
+    require_positive(source.weights, purpose)
+    if source.weights is None or np.ptp(source.weights) == 0:
+        return evenly_spaced(source.chains * source.num_draws, number)
+    edges = np.cumsum(source.weights)
     start = generator(seed, Stream.RESAMPLING).random()
     at = np.searchsorted(edges, (np.arange(number) + start) / number * edges[-1])
-    return np.asarray(np.minimum(at, total - 1))
+    return np.asarray(np.minimum(at, len(edges) - 1))
 
 
 def equal_draws(source: FittedDraws, number: int, seed: int, purpose: str) -> dict[str, np.ndarray]:
     """Return equally weighted draws: evenly spaced, or resampled if their weights differ."""
     require_finite(source.draws, purpose)
-    total = source.chains * source.num_draws
-    weights = None if source.weights is None else source.weights.reshape(-1)
-    at = equal_places(weights, total, number, seed, purpose)
-    return {name: x.reshape(total, *x.shape[2:])[at] for name, x in source.draws.items()}
+    at = equal_places(source, number, seed, purpose)
+    return {name: x.reshape(-1, *x.shape[2:])[at] for name, x in source.draws.items()}
 
 
 def resample(post: F, random_seed: int = 0) -> F:
@@ -511,8 +507,8 @@ def resample(post: F, random_seed: int = 0) -> F:
     require_positive(post.weights, "resampling")
     if post.weights is None or post.unequal_weights is None:
         return post
-    shape, number = post.weights.shape, post.weights.size
-    at = equal_places(post.weights.reshape(-1), number, number, random_seed, "resampling")
+    shape = post.weights.shape
+    at = equal_places(post, post.weights.size, random_seed, "resampling")
 
     def resampled(x: np.ndarray) -> np.ndarray:
         return np.asarray(x.reshape(-1, *x.shape[2:])[at].reshape(*shape, *x.shape[2:]))

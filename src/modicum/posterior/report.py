@@ -94,13 +94,14 @@ def report(
         The file written.
     """
     require_writable(path)
-    holder, other = post, data
+    holder, other, why = copy(post), data, "no rows were given"
     if data is not None and post.rows is None:
-        with suppress(ModicumError):  # where these are not the rows of the fit
-            holder = copy(post)
+        try:
             holder.take_rows(data)
             other = None
-    page = report_page(holder, title, prob, other)
+        except ModicumError as fault:  # these are not the rows of the fit
+            why = str(fault).rstrip(".")
+    page = report_page(holder, title, prob, other, why)
     with whole_file(path) as part:
         part.write_text(page, encoding="utf-8")
     return Path(path)
@@ -140,8 +141,13 @@ def code_for(post: FittedDraws, model: BaseModel | None) -> str:
     return f"import modicum as mo\n\n{note}\npost = {call}"
 
 
-def report_page(post: FittedDraws, title: str | None, prob: float, data: RowsLike | None) -> str:
-    """Return the page as one HTML document; what cannot be computed says why."""
+def report_page(
+    post: FittedDraws, title: str | None, prob: float, data: RowsLike | None, not_taken: str
+) -> str:
+    """Return the page as one HTML document; what cannot be computed says why.
+
+    `not_taken` says why the posterior could not take its rows, where it has none.
+    """
     predictor = post.predictor_if_any()
     model = None if predictor is None else predictor.model
     estimates, check, why = summary(post, prob=prob), None, NO_ROWS
@@ -166,7 +172,7 @@ def report_page(post: FittedDraws, title: str | None, prob: float, data: RowsLik
         _section("What each variable does", tag("div", effect_figures, class_="figures"))
         if effect_figures
         else None,
-        *([] if model is None else _groups(post, model, prob, data)),
+        *([] if model is None else _groups(post, model, prob, data, not_taken)),
         _section(
             "Does it look like the data?",
             _note(why) if check is None else tag("p", _judged(check)),
@@ -332,27 +338,21 @@ def _terms(encoding: FormulaEncoding) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _groups(
-    post: FittedDraws, model: BaseModel, prob: float, data: RowsLike | None
+    post: FittedDraws, model: BaseModel, prob: float, data: RowsLike | None, not_taken: str
 ) -> Iterator[Markup]:
     """Yield a section for the effects of every group."""
-    rows, why = post.held_rows(), "no rows were given"
-    if rows is None and data is not None and group_names(model):
-        try:
-            rows = post.rows_of_fit(data, "a table of effects")
-        except ModicumError as fault:
-            why = str(fault).rstrip(".")
     for group in group_names(model):
-        if rows is None and group == model.integrated_group:
+        if post.held_rows() is None and group == model.integrated_group:
             yield _section(
                 f"Effects of {group}",
                 _note(
                     "These effects were integrated out and are drawn from the rows of the fit, "
-                    f"which a file does not keep ({why}); give the rows or their table: "
+                    f"which a file does not keep ({not_taken}); give the rows or their table: "
                     "post.report(path, data=...)."
                 ),
             )
             continue
-        frame = effects(post, group, rows=rows, prob=prob)
+        frame = effects(post, group, prob=prob)
         names = effect_names(model, group)
         pictures = {name: _caterpillar(post, name, one_effect(frame, name)) for name in names}
         with suppress(ModicumError):  # several columns, too many levels, or integrated effects
