@@ -68,10 +68,8 @@ class Task:
 
     def of_some_rows(self, stream: Stream, size: int, chains: int, tune: int, draws: int) -> Task:
         """Return the task of so many random rows, for short chains that no checkpoint keeps."""
-        row_ids = generator(self.seed, stream).choice(len(self.rows), size, replace=False)
-        rows = self.rows.subset(np.sort(row_ids))
-        sums = Sums(self.target, rows, self.sums.engine, self.ledger)
-        alone = replace(self, rows=rows, sums=sums, known={}, anchor=None, checkpoint=None)
+        sums = self.sums.of_some(generator(self.seed, stream), size)
+        alone = replace(self, rows=sums.rows, sums=sums, known={}, anchor=None, checkpoint=None)
         return replace(alone, chains=chains, tune=tune, draws=draws, few_chains=None)
 
     def once(self, find: Callable[[Task], T]) -> T:

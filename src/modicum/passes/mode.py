@@ -8,7 +8,7 @@ so is the posterior.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
@@ -173,8 +173,7 @@ def _subset(sums: Sums, seed: int) -> Sums:
         size = in_chunks if 4 * in_chunks <= n else size
     if 2 * size > n:
         return sums
-    ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
-    return replace(sums, rows=rows.subset(ids))
+    return sums.of_some(generator(seed, Stream.MODE_SUBSET), size)
 
 
 def _climb(

@@ -232,15 +232,12 @@ class _RowSample:
     @classmethod
     def of(cls, sums: Sums, first: Curvature, seed: int) -> _RowSample:
         """Draw rows; if there are few, take all, in a shape that is already compiled."""
-        n, rows = len(sums.rows), sums.rows
-        size = BLOCK * max(1, -(-4 * sums.target.size // BLOCK))
-        if n > 2 * size or chunk_rows(rows) < n:
-            size = min(size, n)
-            ids = np.sort(generator(seed, Stream.MODE_ROWS).choice(n, size, replace=False))
-            rows = rows.subset(ids)
+        n, size = len(sums.rows), BLOCK * max(1, -(-4 * sums.target.size // BLOCK))
         # with its own ledger, as these are no passes
-        sample = Sums(sums.target, rows, LocalEngine(1, progressbar=False), Ledger(n))
-        return cls(sample, n / len(rows), first.point, first.whitening[0])
+        sample = Sums(sums.target, sums.rows, LocalEngine(1, progressbar=False), Ledger(n))
+        if n > 2 * size or chunk_rows(sums.rows) < n:
+            sample = sample.of_some(generator(seed, Stream.MODE_ROWS), min(size, n))
+        return cls(sample, n / len(sample.rows), first.point, first.whitening[0])
 
     def distance(self, a: np.ndarray, b: np.ndarray) -> float:
         """Return the distance of two points, in standard deviations at the first mode."""

@@ -239,6 +239,11 @@ class Sums:
         """Whether a gradient takes no compiler: of a linear predictor, by NumPy formulas."""
         return self.by_numpy and self.target.model.has_predictors
 
+    def of_some(self, rng: np.random.Generator, size: int) -> Sums:
+        """Return the sums over so many random rows, or groups."""
+        ids = np.sort(rng.choice(len(self.rows), size, replace=False))
+        return replace(self, rows=self.rows.subset(ids))
+
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
         """Enter in the ledger that every row was evaluated `times` times, in `passes` sweeps."""
         is_pass = len(self.rows) == self.ledger.rows  # a sweep over a subset is not a pass
