@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from typing import TypeAlias
 
 import numpy as np
 
@@ -83,7 +84,7 @@ NORMAL, NEARLY_NORMAL = 0.5, 0.25
 
 # Weights ----------------------------------------------------------------------------------
 
-Known = list[np.ndarray | KeptNumbers]  # the expected residuals, if they are known already
+Expected: TypeAlias = np.ndarray | KeptNumbers  # residuals of all rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,24 +129,27 @@ class Weights:
 
 def weigh(settings: StudySettings, task: Task, anchor: Anchor) -> Weights:
     """Expand the rows about an anchor, and weight them by the residuals to be expected."""
-    about, known = _with_levels(expand(settings, task, anchor))
-    return _weights(about, about.straight(about.draws.weighing), about.proxy, known)
+    about, expected = _with_levels(expand(settings, task, anchor))
+    return _weights(about, about.straight(about.draws.weighing), about.proxy, expected)
 
 
 def _weights(
     about: AnchoredProxy,
     draws: np.ndarray,
     proxy: Proxy,
-    known: Known,
+    expected: Expected | None = None,
     stage: str = "design",
     by_draws: bool = False,
 ) -> Weights:
-    """Weight rows by their residuals over the posterior that `draws` and `proxy` describe."""
+    """Weight rows by their residuals over the posterior that `draws` and `proxy` describe.
+
+    These may be known already.
+    """
     task, design = about.task, DESIGNS[about.settings.design]()
 
-    def compute() -> np.ndarray | KeptNumbers:
-        if known:  # as large as the tables to be made: not to be kept
-            return known.pop()
+    def compute() -> Expected:
+        if expected is not None:
+            return expected
         found = expected_residuals(task.sums, about.control_variate, proxy, draws, by_draws)
         if task.grouped:  # larger groups cost more
             found = found / np.sqrt(as_groups(task.rows).index.size)
@@ -160,16 +164,18 @@ def _weights(
     return Weights(about, design, tables, by_weight)
 
 
-def _with_levels(about: AnchoredProxy) -> tuple[AnchoredProxy, Known]:
+def _with_levels(about: AnchoredProxy) -> tuple[AnchoredProxy, Expected | None]:
     """Give rare levels control variates of their own, if these leave much smaller residuals.
 
     Return the expected residuals as well, if they were computed on the way.
     """
-    form, task, known = about.linear, about.task, Known()
+    form, task = about.linear, about.task
+    expected: Expected | None = None
     if form is None or not _may_have_levels(about, form):
-        return about, known
+        return about, expected
 
     def find() -> LevelCurves | None:
+        nonlocal expected
         levels = level_curves(task.sums, form, about.proxy, about.anchor)
         if levels is None:
             return None
@@ -180,15 +186,15 @@ def _with_levels(about: AnchoredProxy) -> tuple[AnchoredProxy, Known]:
         )
         total, left = (extent_of(each).sums.sum() for each in (without, with_))
         pays = left < PAYS * total
-        known.append(with_ if pays else without)
+        expected = with_ if pays else without
         return levels if pays else None
 
     levels: LevelCurves | None = to_device(task.remember("levels", LevelCurves | None, find))
     if levels is None:
-        return about, known
+        return about, expected
     why = "columns that few rows determine"
     tuning = about.tuning | {"levels": {"value": len(levels.lines), "why": why}}
-    return replace(about, proxy=about.proxy._replace(levels=levels), tuning=tuning), known
+    return replace(about, proxy=about.proxy._replace(levels=levels), tuning=tuning), expected
 
 
 def _may_have_levels(about: AnchoredProxy, form: LinearTaylor) -> bool:
@@ -388,10 +394,10 @@ def _weighed_again(about: AnchoredProxy, draws: np.ndarray, by_draws: bool) -> W
     straight = about.straight(draws)
     if about.arrow or by_draws:
         some = straight[:: max(1, len(straight) // SPREAD_DRAWS)]
-        return _weights(about, some, about.proxy, [], "design-again", by_draws=True)
+        return _weights(about, some, about.proxy, stage="design-again", by_draws=True)
     count, size = straight.shape
     square = straight.T @ straight / count
     square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
     factor = to_device(np.asarray(about.proxy.where.factor) @ np.linalg.cholesky(square))
     spread = about.proxy.mapped(factor=factor)
-    return _weights(about, np.zeros((1, len(about.centre))), spread, [], "design-again")
+    return _weights(about, np.zeros((1, len(about.centre))), spread, stage="design-again")
