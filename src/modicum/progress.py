@@ -300,6 +300,7 @@ class _Terminal(_Live):
             text = partial(Text, no_wrap=True, overflow="ellipsis")
             self._shown = Live(console=self.console, get_renderable=lambda: text(self._text()))
             self._shown.start()
+        self._shown.refresh()  # also of a phase that ends before the next tick of the clock
 
     def _close(self) -> None:
         self._shown.stop()
