@@ -14,6 +14,7 @@ from modicum.runtime import (
     GPU_GRAPHS,
     backend,
     in_blocks,
+    in_equal_blocks,
     in_threads,
     jit,
     make_room,
@@ -69,6 +70,16 @@ def test_compiled_code_is_let_go_before_the_maps_run_out(tmp_path, monkeypatch):
     assert log == [2, 2]
     maps.unlink()
     assert not make_room()
+
+
+def test_equal_blocks_compile_one_shape():
+    log = []
+    power = traced(log)
+    for count in (1, 5, 8, 13):
+        points = np.arange(count, dtype=float)
+        found = in_equal_blocks(lambda some: np.asarray(power(some, 2)), points, 5)
+        np.testing.assert_allclose(found, points**2)
+    assert log == [2]
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (1_000, 3)])

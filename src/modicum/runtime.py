@@ -320,6 +320,18 @@ def jit(
     return decorate
 
 
+def in_equal_blocks(
+    evaluate: Callable[[np.ndarray], np.ndarray], points: np.ndarray, size: int
+) -> np.ndarray:
+    """Evaluate points in padded blocks of exactly `size`, so that one shape is compiled."""
+    parts = []
+    for first in range(0, len(points), size):
+        block = points[first : first + size]
+        filled = np.concatenate([block, np.repeat(block[-1:], size - len(block), axis=0)])
+        parts.append(evaluate(filled)[: len(block)])
+    return np.concatenate(parts)
+
+
 def for_numpy(function: Callable[P, tuple[jax.Array, ...]]) -> Callable[P, tuple[Any, ...]]:
     """Call a compiled function in double precision, and convert its results to NumPy."""
 

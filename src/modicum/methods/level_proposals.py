@@ -25,11 +25,16 @@ import jax
 import numpy as np
 
 from modicum.linalg.arrow import ArrowLayout
-from modicum.methods.skewed_axes import in_equal_blocks
 from modicum.models import Target
 from modicum.models.model import Batch
 from modicum.rows import Rows
-from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
+from modicum.runtime import (
+    FASTEST_COMPILE,
+    Array,
+    in_double_precision,
+    in_equal_blocks,
+    jit,
+)
 
 AT_ONCE = 1 << 18  # log-densities of rows that are held at a time
 

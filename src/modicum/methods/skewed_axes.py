@@ -32,6 +32,7 @@ from modicum.methods.method import Chosen, Task, Tuning
 from modicum.passes import Anchor
 from modicum.passes.engine import chunk_bounds
 from modicum.random import Stream, generator
+from modicum.runtime import in_equal_blocks
 
 LogPosterior = Callable[[np.ndarray], np.ndarray]  # of points (S, d) in whitened coordinates
 
@@ -147,18 +148,6 @@ def curves_on_all_rows(task: Task) -> Curves | None:
         return skewed_axes(log_posterior, 0 * z[0], anchor, rows, COARSE)
 
     return task.remember("curves", Curves | None, find)
-
-
-def in_equal_blocks(
-    evaluate: Callable[[np.ndarray], np.ndarray], points: np.ndarray, size: int
-) -> np.ndarray:
-    """Evaluate points in padded blocks of exactly `size`, so that one shape is compiled."""
-    parts = []
-    for first in range(0, len(points), size):
-        block = points[first : first + size]
-        filled = np.concatenate([block, np.repeat(block[-1:], size - len(block), axis=0)])
-        parts.append(evaluate(filled)[: len(block)])
-    return np.concatenate(parts)
 
 
 class Skewness(NamedTuple):

@@ -26,7 +26,7 @@ from scipy.special import betaln
 from modicum.arguments import names_checked
 from modicum.arrays import differentiable, log_sigmoid, namespace, sigmoid
 from modicum.errors import SettingError, is_number, suggestion
-from modicum.runtime import Pytree, in_double_precision
+from modicum.runtime import FASTEST_COMPILE, Array, Pytree, in_double_precision, jit
 
 Shape = tuple[int, ...]
 WITHIN = 1e-6  # tolerance of a starting value's sum about 1
@@ -455,11 +455,30 @@ class Entries:
 
     def free(self, values: jax.Array) -> jax.Array:
         """Undo `constrain`."""
-        free = jnp.asarray(values)
-        for where, bijection in self.parts:
-            own = np.array(where)
-            free = free.at[..., own].set(bijection.free(free[..., own]))
-        return free
+        return _freed(self, values)
+
+    def with_slopes(self, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the allowed values of one vector of free values, and their derivatives."""
+        values, slopes = _with_slopes(self, free)
+        return np.asarray(values), np.asarray(slopes)
+
+
+# Compiled as a whole: operation by operation would compile dozens of functions.
+
+
+@jit(static=0, options=FASTEST_COMPILE)
+def _freed(entries: Entries, values: jax.Array) -> jax.Array:
+    free = jnp.asarray(values)
+    for where, bijection in entries.parts:
+        own = np.array(where)
+        free = free.at[..., own].set(bijection.free(free[..., own]))
+    return free
+
+
+@jit(static=0, options=FASTEST_COMPILE)
+def _with_slopes(entries: Entries, free: Array) -> tuple[jax.Array, jax.Array]:
+    point = jnp.asarray(free)
+    return entries.constrain(point), jax.jacfwd(entries.constrain)(point)
 
 
 NO_CONSTRAINTS = Entries()

@@ -40,7 +40,7 @@ from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior, prior_slope
 from modicum.random import Stream, generator
 from modicum.rows.grouped_rows import as_groups
-from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit
+from modicum.runtime import FASTEST_COMPILE, Array, Pytree, in_equal_blocks, jit
 
 WIDE = 0.1  # posterior sd of a logarithm below which coordinates do not matter
 TOGETHER = 32  # draws that are evaluated at once if a factor has many levels
@@ -150,6 +150,7 @@ DRAWS = 256
 OTHER_DRAWS = 128  # for models without a linear predictor, whose rows cost more
 CANDIDATES, RESAMPLED = 2_048, 32  # for integrated effects
 EXPLICIT_CANDIDATES = 4_096  # for explicit effects
+AT_ONCE = 512  # draws at which a proxy is evaluated
 MOST_NUMBERS = 2**23  # most floats in all candidates, which limits their number with many effects
 DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # draws at which rows are weighted
 # Most draws lie on one side of a row's kink, so that with eight of them all may, and the row looks
@@ -245,7 +246,7 @@ def _resampled(
     candidates = min(candidates, MOST_NUMBERS // len(centre))
     draws = centre + rng.standard_normal((candidates, len(centre)))
     away = 0.5 * np.sum((draws - centre) ** 2, axis=1)
-    ratios = np.asarray(log_proxies(control_variate, proxy, draws)) + away
+    ratios = log_proxies(control_variate, proxy, draws) + away
     weights = np.exp(ratios - np.max(ratios))
     weights /= weights.sum()
     if 1 / np.sum(weights**2) < least:
@@ -254,13 +255,20 @@ def _resampled(
     return StudyDraws(draws[chosen], ratios[chosen])
 
 
-@jit(static=0)
-def log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.Array:
+def log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: np.ndarray) -> np.ndarray:
     """Return the log-posterior at `draws`, up to a constant, with the proxy for the likelihood.
 
     No row is read.
     """
 
+    def evaluate(some: np.ndarray) -> np.ndarray:
+        return np.asarray(_log_proxies(cv, proxy, some))
+
+    return in_equal_blocks(evaluate, draws, AT_ONCE)
+
+
+@jit(static=0)
+def _log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.Array:
     def log_proxy(z: jax.Array) -> jax.Array:
         s, growth = proxy.where.straighten(z)
         return cv.log_proxy(s, proxy) + growth
@@ -368,7 +376,7 @@ class AnchoredProxy:
         """Return the log of proxy times prior at whitened points, up to a constant."""
         proxy, prior = self.proxy, self._rest_of_prior(z)
         if prior is None:
-            return np.asarray(log_proxies(self.control_variate, proxy, z))
+            return log_proxies(self.control_variate, proxy, z)
         curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
         quadratic = np.sum(z * (np.asarray(proxy.a) + curved / 2), axis=1)
         if proxy.levels is not None:

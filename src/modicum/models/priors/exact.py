@@ -34,9 +34,10 @@ from modicum.models.constraints import (
     unnormalized_lkj,
 )
 from modicum.models.priors.distributions import Prior, ShrunkPrior
-from modicum.runtime import Array, jit
+from modicum.runtime import Array, in_equal_blocks, jit
 
 T = TypeVar("T")
+AT_ONCE = 256  # points at which compiled code evaluates log-densities
 
 
 class NormalApproximation(NamedTuple):
@@ -114,7 +115,7 @@ class ExactPrior:
         """Log-densities at points (S, d), by NumPy where it has all formulas."""
         if all(term.on_numpy for term in self.terms):
             return np.asarray(self.log_density(as_either(t)))
-        return np.array(_log_densities(self, t))
+        return in_equal_blocks(lambda some: np.asarray(_log_densities(self, some)), t, AT_ONCE)
 
     @property
     def smooth(self) -> tuple[bool, ...]:

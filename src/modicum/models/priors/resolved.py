@@ -530,9 +530,7 @@ class ModelPriors:
         """Return coefficients with these free values, and their derivatives."""
         if not (self.constrained and free.size):
             return free, np.eye(free.size)
-        point = jnp.asarray(free)
-        slopes = jax.jacfwd(self.constrained.constrain)(point)
-        return np.asarray(self.constrained.constrain(point)), np.asarray(slopes)
+        return self.constrained.with_slopes(free)
 
     @property
     def has_flat(self) -> bool:
