@@ -156,16 +156,19 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
 
     @jax.jit
     def both(z, maps):
-        return *maps.straighten(z), jax.jacobian(lambda z: maps.straighten(z)[0])(z)
+        jacobian = jax.jacobian(lambda z: maps.straighten(z)[0])(z)
+        return *maps.straighten(z), jacobian, *maps.parameters(z)
 
     def moved(shared):
         into = np.linalg.inv(factor)[:, [*where, whole]]
-        arrays = (where, np.zeros(2, int), ratio * w, [scale], [shared], into)
+        arrays = (where, np.zeros(2, int), ratio * w, [scale], [shared], into, [whole])
         warp = Warp(*map(np.asarray, arrays))
         maps = Whitening(at, factor, warp=warp)
-        s, growth, jacobian = map(np.asarray, both(z, maps))
+        s, growth, jacobian, t, directly = map(np.asarray, both(z, maps))
         assert float(growth) == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-10)
-        return at + factor @ s
+        assert float(directly) == pytest.approx(float(growth), abs=1e-12)
+        np.testing.assert_allclose(t, at + factor @ s, atol=1e-12)
+        return t
 
     at, z = rng.normal(size=5), rng.normal(size=5)
     r = at + factor @ z

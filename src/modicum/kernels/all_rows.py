@@ -82,8 +82,8 @@ def exact_log_density(log_posterior: LogPosterior, where: Whitening, data: Pytre
     """Return the log-density of a chain's coordinates, of which all rows are read."""
 
     def density(z: jax.Array) -> jax.Array:
-        s, growth = where.straighten(z)
-        log = log_posterior(where.unwhiten(s), data)
+        t, growth = where.parameters(z)
+        log = log_posterior(t, data)
         return log if where.is_straight else log + growth
 
     return density

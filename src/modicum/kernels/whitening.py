@@ -186,7 +186,7 @@ class Whitening(NamedTuple):
         return z + both @ warp.into.T, growth
 
     def _moved_entries(self, away: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Like `straighten`, for an arrow factor; `away` is r - t*, whose entries are moved."""
+        """Move entries of `away`, which is r - t*, with their scales; return also the Jacobian."""
         warp = self.warp
         if warp is None:
             return away, jnp.zeros(())
@@ -202,6 +202,18 @@ class Whitening(NamedTuple):
     def unwhiten(self, s: jax.Array) -> jax.Array:
         """t = t* + L s."""
         return self.point + scaled(self.factor, s)
+
+    def parameters(self, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Map a chain's coordinates z to t; return t and the log Jacobian but for L's own.
+
+        Entries that move with a scale are moved in L z itself: with s in between there would be
+        four products with matrices of the size of L, of which this takes one.
+        """
+        if self.arrow is None and self.curves is None:
+            away, growth = self._moved_entries(scaled(self.factor, z))
+            return self.point + away, growth
+        s, growth = self.straighten(z)
+        return self.unwhiten(s), growth
 
     def to_record(self, z: jax.Array, logdensity: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the whitened coordinates to record, and the log-density without the Jacobian."""
