@@ -18,7 +18,7 @@ from helpers.refusals import unwarned
 from helpers.slow import slowly
 from modicum.fit import model_for
 from modicum.linalg.arrow import ArrowMatrix
-from modicum.methods import given_scales, nested_draws, quadratics, scale_densities
+from modicum.methods import given_scales, laplace, nested_draws, quadratics, scale_densities
 from modicum.methods.laplace import NestedDensity
 from modicum.methods.level_proposals import LevelProposals
 from modicum.models.priors import exact
@@ -142,6 +142,21 @@ def test_effects_of_thin_groups_are_one_of_several_proposals(monkeypatch):
     post = fitted(THIN)
     assert post.tuning["proposals per level"] > 1
     assert np.max(np.abs(list(scores(post, THIN)))) > 4
+
+
+@pytest.mark.parametrize("rest", [0.0, 1.0])
+def test_what_more_proposals_would_gain_is_foreseen(rest):
+    """The weights of 100 levels, and of what levels have no part in."""
+    rng = np.random.default_rng(3)
+
+    def share(number):
+        of_levels = np.exp(rng.normal(0, 0.15, (4_000, 100, number))).mean(axis=2)
+        weights = np.exp(np.log(of_levels).sum(axis=1) + rng.normal(0, rest, 4_000))
+        return weights.mean() ** 2 / np.mean(weights**2)
+
+    shares = [(number, share(number)) for number in (1, 8)]
+    assert laplace._foreseen(shares, 32) == pytest.approx(share(32), rel=0.15)
+    assert laplace._foreseen(shares, 32) > 1.15 * shares[1][1]  # more than there were
 
 
 def with_level_of_ones():

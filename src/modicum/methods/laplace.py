@@ -35,7 +35,7 @@ distribution invariant. If weights hardly vary, nearly all proposals are accepte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, isfinite
@@ -410,14 +410,17 @@ class NestedDensity(NamedTuple):
         task, rng = best.task, generator(best.task.seed, Stream.LAPLACE_SCALES)
         if not self.pooled.information.levels or best.pool.certain < len(task.rows):
             return best
+        shares = [(1, best.verdict.share)]
         for number in SEVERAL:
-            if best.is_fine or number * len(task.rows) > MOST_OF_LEVELS:
+            is_hopeless = not best.suffices and _foreseen(shares, number) < LEAST
+            if best.is_fine or is_hopeless or number * len(task.rows) > MOST_OF_LEVELS:
                 break
             own, before = self._replace(levels=LevelProposals(task.target, task.rows, number)), best
             best = better(best, own._replace(scales=best.nested.scales))
             best = better(best, own._replace(scales=best.scales_by_weight(self.pooled, rng)))
             if best is before:
                 break
+            shares.append((number, best.verdict.share))
         return best
 
     def suffices(self, verdict: Verdict) -> bool:
@@ -448,6 +451,19 @@ class NestedDensity(NamedTuple):
         if self.levels is not None:
             tuning["proposals per level"] = self.levels.number
         return tuning
+
+
+def _foreseen(shares: Sequence[tuple[int, float]], number: int) -> float:
+    """Foresee the share of effective draws with a number of proposals for each level.
+
+    It is about exp(-variance of the log-weights), of which the part that levels have in it falls
+    as one over their proposals. `shares` are those with fewer proposals; 1 if there is but one.
+    """
+    if len(shares) < 2:
+        return 1.0
+    (fewer, lower), (few, share) = shares[-2:]
+    gain = share / max(lower, 1 / TRIAL)
+    return float(share * gain ** ((1 / few - 1 / number) / (1 / fewer - 1 / few)))
 
 
 Density: TypeAlias = NormalDensity | NestedDensity
