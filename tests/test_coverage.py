@@ -11,7 +11,7 @@ from scipy.special import expit
 
 import modicum as mo
 from helpers.refusals import unwarned
-from modicum.methods import scale_densities
+from modicum.methods import nested_draws
 from modicum.rows.formula.smooths import learn_smooth, smooth_columns
 
 SETS, FEW = 200, 50  # data sets, and those of the controls
@@ -86,7 +86,7 @@ def test_bands_with_a_third_of_the_smoothing_sd_do_not_cover(monkeypatch):
     def a_third(density, rng, count):
         return np.tile(density.mode - np.log(3), (count, 1)), np.zeros(count)
 
-    monkeypatch.setattr(scale_densities.ScaleDensity, "draw", a_third)
+    monkeypatch.setattr(nested_draws.ScaleDensity, "draw", a_third)
     covered = curves_covered("logistic", FEW)
     assert not holds(covered), covered.mean()
 

@@ -12,7 +12,7 @@ from helpers.quadrature import away, mixed, normal_given, shares
 from helpers.refusals import refused, unwarned
 from modicum import plots
 from modicum.errors import DataError, SettingError
-from modicum.methods import scale_densities
+from modicum.methods import nested_draws
 from modicum.rows.formula.smooths import learn_smooth, smooth_columns
 
 GAUSSIAN = mo.models.Gaussian(scale=0.5)
@@ -137,13 +137,13 @@ def test_sds_of_a_surface_are_those_of_an_integral():
 
 
 def test_kernels_of_another_density_are_noticed(monkeypatch):
-    right = scale_densities.ScaleKernels.draw
+    right = nested_draws.ScaleKernels.draw
 
     def of_sds(kernels, rng, count):  # the density of the sds, as if it were that of their logs
         h, logs = right(kernels, rng, count)
         return h, logs - h.sum(axis=1)
 
-    monkeypatch.setattr(scale_densities.ScaleKernels, "draw", of_sds)
+    monkeypatch.setattr(nested_draws.ScaleKernels, "draw", of_sds)
     assert surface_error()[0] > 0.2
 
 

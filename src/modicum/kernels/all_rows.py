@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from modicum.arrays import entry, take
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
@@ -47,7 +48,6 @@ from modicum.kernels.protocols import (
     Point,
     RowRequest,
 )
-from modicum.kernels.slices import entry, take
 from modicum.kernels.whitening import Whitening
 from modicum.models.model import Batch
 from modicum.runtime import Pytree

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from modicum.arrays import entry, take
 from modicum.kernels.likelihood_estimates import EMPTY, Estimator
 from modicum.kernels.moves import (
     Adaptation,
@@ -38,7 +39,6 @@ from modicum.kernels.protocols import (
     RowRequest,
     number_of_rows,
 )
-from modicum.kernels.slices import entry, take
 from modicum.models.model import Batch
 from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
 from modicum.runtime import Pytree

@@ -25,10 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import along, as_either, log_sum_exp, namespace
+from modicum.arrays import along, as_either, locate, log_sum_exp, namespace, starts
 from modicum.kernels.expansion import expansion_coordinates, in_expansion_coordinates
 from modicum.kernels.protocols import Proxy
-from modicum.kernels.slices import locate, starts
 from modicum.models import IntegratedEffects, Target
 from modicum.models.integrated import (
     GROUP_FIELDS,

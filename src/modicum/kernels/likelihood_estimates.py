@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import gammaln, pdtrc, xlogy
 
+from modicum.arrays import locate, put, put_each, take
 from modicum.kernels.protocols import Draw
-from modicum.kernels.slices import locate, put, put_each, take
 from modicum.random import unrelated_key
 from modicum.runtime import Pytree
 

@@ -49,15 +49,13 @@ from modicum.diagnostics.weighted import pareto_smoothed
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError, listed
 from modicum.kernels.residuals import row_residuals
 from modicum.kernels.whitening import Curves, along_curves
-from modicum.methods.given_scales import Pooled, has_pooled_scales, not_pooled
-from modicum.methods.level_proposals import LevelProposals
+from modicum.methods.given_scales import LevelProposals, Pooled, has_pooled_scales, not_pooled
 from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
-from modicum.methods.nested_draws import Nested, nested_draws
+from modicum.methods.nested_draws import Nested, ScaleDensity, ScaleKernels, nested_draws
 from modicum.methods.normal_noise import normal_given_scales, notes_at_mode
 from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, check_task
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.quadratics import TooLittleNoiseError
-from modicum.methods.scale_densities import ScaleDensity, ScaleKernels
 from modicum.methods.skewed_axes import (
     Skewness,
     curves_on_all_rows,

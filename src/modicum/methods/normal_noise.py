@@ -18,8 +18,8 @@ from modicum.errors import ModicumWarning
 from modicum.linalg.arrow import ArrowMatrix
 from modicum.methods.given_scales import Pooled, not_pooled, pools_all_scales
 from modicum.methods.method import Task
+from modicum.methods.nested_draws import STEP, ScaleDensity, find_mode
 from modicum.methods.quadratics import ArrowQuadratic, NoiseQuadratic, in_layout
-from modicum.methods.scale_densities import STEP, ScaleDensity, find_mode
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors.resolved import prior_warnings

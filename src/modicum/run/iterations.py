@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import entry, set_entry
 from modicum.kernels.protocols import Draw, Kernel, RowRequest, Settled, carried_fields
-from modicum.kernels.slices import entry, set_entry
 from modicum.models.model import Batch
 from modicum.progress import logger
 from modicum.random import iteration_keys, typed, words_at_start, words_of_iterations
