@@ -198,7 +198,7 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
         ("(1 | g)", None, "is a group term of a formula"),
         ({"g": ["1", "a"]}, None, "must be names of fields, or .*, not dict"),
         ([0], None, "must be the name of a field, or .*, not 0"),
-        (G("g", ("1", "c")), None, "slope 'c' of the group 'g' is no"),
+        (G("g", ("1", "c")), None, "slope 'c' is to vary by 'g', but x has no column"),
         (3, None, "groups must be names"),
         ("g", {"g": P.Normal(0, 1)}, "positive number"),
         ("g", {"group_cor": P.Flat()}, "correlation mat"),
