@@ -340,7 +340,9 @@ def draw(picture: Picture, ax: Axes | None = None, colour: str | None = None) ->
     draw_on(picture, ax, colour)
     up = picture.up if picture.seen else f"{picture.up}\n{picture.words}".lstrip()
     axes = (ax.yaxis, ax.xaxis) if lies else (ax.xaxis, ax.yaxis)
-    for axis, title in zip(axes, (picture.across, up), strict=True):
+    nameless = lies and len(picture.at) > MOST_NAMED
+    across = f"{len(picture.at):,} levels of {picture.across}" if nameless else picture.across
+    for axis, title in zip(axes, (across, up), strict=True):
         axis.set_label_text(title)
         if is_share(title):
             axis.set_major_formatter(lambda value, _: percent(value))
@@ -387,7 +389,7 @@ def _draw_levels(picture: Picture, ax: Axes, colour: str | None) -> None:
     if ends.min() < 0 < ends.max():
         ax.axvline(0, color=INK, lw=0.8)
     ax.set_yticks(at if named else [], list(map(str, picture.at)) if named else [])
-    ax.set_ylim(number - 0.5, -0.5)
+    ax.set_ylim(number, -1)
 
 
 def _draw_bars(picture: Picture, ax: Axes, colour: str | None) -> None:
