@@ -47,10 +47,10 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "models": 8_034,
     "rows": 6_834,
     "methods": 6_516,
-    "posterior": 5_747,
+    "posterior": 5_749,
     "kernels": 3_669,
     "passes": 2_879,
-    "": 3_373,
+    "": 3_377,
     "run": 1_294,
     "cli": 1_062,
     "digest": 858,
@@ -58,7 +58,7 @@ BUDGET = {  # lines of code by package, those beside packages together; to shrin
     "diagnostics": 664,
 }
 
-TESTS_BUDGET = 24_500  # lines of code of the tests; to shrink
+TESTS_BUDGET = 24_510  # lines of code of the tests; to shrink
 
 NAMED_TWICE = {  # classes that users know by the module they are in
     *("Exponential", "Gamma", "Laplace", "StudentT")

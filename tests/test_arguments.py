@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import modicum as mo
 from helpers.cases import cases
 from helpers.refusals import refused
+from modicum import plots
 from modicum.arguments import INSTEAD, OTHER_NAMES
 from modicum.errors import ModicumWarning, UnknownArgumentError, argument, as_options, warn
 from modicum.sklearn import Regressor
@@ -25,6 +27,7 @@ ROWS = mo.Rows(x=np.ones((3, 1)), y=np.ones(3))
     ("n_chains", "fit() has no argument 'n_chains': it is called chains here."),
     ("prior", "it is called priors here."),
     ("df", "it is called data here."),
+    ("rows", "it is called data here."),
     ("iter", "give tune and draws, per chain."),
     ("exposure", "add offset(log(COLUMN)) to the formula"),
     ("sigma", "mo.models.Gaussian(scale=...)"),
@@ -66,6 +69,14 @@ def test_so_have_questions_to_a_posterior(question, foreign, words):
         getattr(mo.Posterior, question)(None, **{foreign: 1})
 
 
+def test_so_have_pictures_and_reports():
+    """A histogram has no table, and a table is no title."""
+    with pytest.raises(UnknownArgumentError, match=r"'data'; it has post, name, bins, ax\.$"):
+        plots.marginal(None, "x", data=TABLE)
+    words = "title must be text or None, not a DataFrame"
+    refused(mo.SettingError, words, mo.Posterior.report, None, "a.html", pd.DataFrame(TABLE))
+
+
 def test_the_table_names_what_there_is():
     asked = (mo.Posterior.summary, mo.Posterior.predict, mo.Posterior.predictive)
     doors = {name for door in (mo.fit, mo.sample, mo.interval, *asked) for name in _arguments(door)}
@@ -73,7 +84,7 @@ def test_the_table_names_what_there_is():
     foreign = {name for names in OTHER_NAMES.values() for name in names.split()}
     # `data` in one is `rows` in the other, scikit-learn has its own name for seeds, and
     # `prior` of `predictive` is not a list of priors
-    assert foreign.isdisjoint(doors - {"data", "random_seed", "prior"})
+    assert foreign.isdisjoint(doors - {"data", "rows", "random_seed", "prior"})
     called = re.findall(r"mo\.(models\.)?(\w+)\((\w+)=", " ".join(INSTEAD.values()))
     assert len(called) > 8
     for family, name, setting in called:

@@ -52,7 +52,7 @@ OTHER_NAMES = {
     "weights": "weight freq_weights sample_weight case_weights frequency_weights var_weights",
     "offset": "offsets",
     "family": "likelihood distribution",
-    "data": "df frame table newdata new_data x",
+    "data": "rows df frame table newdata new_data x",
     "rows": "data df frame table newdata new_data x",
     "missing": "dropna na_action",
     "low": "lower lower_bound minimum min",
@@ -114,7 +114,6 @@ INSTEAD_OF = {
     "groups": "groups are part of a formula: mo.fit('y ~ x + (1 | ward)', table)",
     "missing": "drop rows with missing values beforehand, as by table.dropna()",
     "model": "the formula and the family define the model; mo.sample(model, rows) takes a model",
-    "rows": "give the table, or the rows, as the second argument, data",
 }
 INSTEAD = {name: text for names, text in INSTEAD_OF.items() for name in names.split()}
 
@@ -248,9 +247,11 @@ Point: TypeAlias = Annotated[
     tuple[float, ...] | np.ndarray, Rule("a point", _is_point, (), _as_tuple)
 ]
 
+LONG = 200  # characters of a value, above which its type says enough
 PLAIN: dict[Any, list[Rule]] = {
     int: [Rule("a whole number", is_whole)],
     float: [Rule("a number", is_number)],
+    str: [Rule("text", lambda v: isinstance(v, str))],
     bool: [
         Rule("True", lambda v: isinstance(v, bool | np.bool_) and bool(v)),
         Rule("False", lambda v: isinstance(v, bool | np.bool_) and not v),
@@ -262,8 +263,8 @@ PLAIN: dict[Any, list[Rule]] = {
 def check_settings(settings: Any) -> None:  # a dataclass, for which Python has no name
     """Raise unless every field of a dataclass is what its annotation says; its `__post_init__`.
 
-    Numbers, booleans, None, `Literal` and `Rule` are checked. A field whose annotation has anything
-    else is left to its class. A text in the annotation is a hint, which ends the sentence.
+    Numbers, text, booleans, None, `Literal` and `Rule` are checked. A field whose annotation has
+    anything else is left to its class. A text in the annotation is a hint, which ends the sentence.
 
     Examples
     --------
@@ -291,7 +292,10 @@ def _require(name: str, value: object, rules: Sequence[Rule], hint: str) -> Rule
     if rule is not None:
         return rule
     near = suggestion(str(value), [known for rule in rules for known in rule.names])
-    needed = f"{name} must be {_listed(map(str, rules))}, not {value!r}{near}"
+    shown = repr(value)
+    if "\n" in shown or len(shown) > LONG:
+        shown = f"a {type(value).__name__}"
+    needed = f"{name} must be {_listed(map(str, rules))}, not {shown}{near}"
     raise SettingError(f"{needed}; {hint}." if hint else f"{needed}.")
 
 
