@@ -6,6 +6,8 @@ up the namespace of its argument:
 
     xp = namespace(eta)
     return xp.exp(eta) - 1
+
+What only compiled code does, slicing arrays at positions that it computes, is cheap to compile too.
 """
 
 from __future__ import annotations

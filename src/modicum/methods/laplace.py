@@ -25,8 +25,8 @@ A density that draws come from is normal, or normal given scales that are drawn 
 draws do not suffice, it looks for a sharper one: with the mean of the posterior in place of the
 mode, and its third moments; along skewed axes the quantiles of the posterior take the place of the
 normal's; a few skewed coefficients are drawn first, like scales; and given these the log-likelihood
-is followed on average over draws, not at its mode. Each is judged by the
-same three numbers, and taken if it is better.
+is followed on average over draws, not at its mode. Each is judged by the same three numbers, and
+taken if it is better.
 
 Draws of equal weight are often handier. The independence sampler makes them: a chain whose
 proposals are the draws, each accepted with probability min(1, w' / w), leaves the weighted
