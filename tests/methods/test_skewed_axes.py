@@ -10,7 +10,7 @@ from helpers.interrupted import task_of
 from helpers.quadrature import moments
 from modicum.kernels.whitening import along_curves
 from modicum.methods import full_data, laplace
-from modicum.methods.skewed_axes import Skewness, curves_on_all_rows, skewed_axes
+from modicum.methods.skewed_axes import Moments, curves_on_all_rows, skewed_axes
 from modicum.passes import Anchor
 
 M = mo.models
@@ -47,17 +47,18 @@ def walled(z):
     return wall - z[:, 0] ** 2 / 18 - 0.5 * np.sum(z[:, 1:] ** 2, axis=1)
 
 
-def test_mean_and_third_moments_are_learned_from_the_weights_of_draws():
-    """Independent log-gamma variables, whose moments are known, and one that is normal."""
+def test_moments_are_learned_from_the_weights_of_draws():
+    """Independent log-gamma variables, whose moments are known, and a normal that is too wide."""
     shape = np.array([16.0, 36.0, 64.0])
     rng = np.random.default_rng(2)
 
     def weights(z):  # of log(gamma) in units about its mode, over a standard normal
         x = np.log(shape) + z[:, :3] / np.sqrt(shape)
-        return (shape * x - np.exp(x)).sum(axis=1) + (z[:, :3] ** 2).sum(axis=1) / 2
+        gammas = (shape * x - np.exp(x)).sum(axis=1)
+        return gammas + (z**2).sum(axis=1) / 2 - (z[:, 3] / 1.1) ** 2 / 2
 
     z = rng.standard_normal((40_000, 4))
-    first = Skewness.straight(4).followed(z, weights(z))
+    first = Moments.at_mode(4).followed(z, weights(z))
     mean = np.r_[np.sqrt(shape) * (digamma(shape) - np.log(shape)), 0.0]
     third = np.r_[polygamma(2, shape) / polygamma(1, shape) ** 1.5, 0.0]
     np.testing.assert_allclose(first.mean, mean, atol=0.03)
@@ -70,15 +71,21 @@ def test_mean_and_third_moments_are_learned_from_the_weights_of_draws():
     bent, log_volume = first.along(u)
     left = weights(bent) - (bent**2).sum(axis=1) / 2 + (u**2).sum(axis=1) / 2 + log_volume
     assert np.std(left) < np.std(weights(z)) / 3
-    again = first.followed(bent, left)
+    again = first.followed(u, left)
     assert again.passes == 2
     np.testing.assert_allclose(again.mean, mean, atol=0.02)
+    np.testing.assert_allclose(again.sd[3], 1.1, atol=0.01)
     # negative control: without the Jacobian they do not
     assert np.std(left - log_volume) > np.std(weights(z)) / 3
-    np.testing.assert_allclose(first._straightened(bent), u, atol=1e-9)
-    # too few draws to tell third moments tell the mean, and fewer nothing
-    assert not np.any(Skewness.straight(4).followed(z[:20], weights(z[:20])).bend)
-    assert Skewness.straight(4).followed(z[:10], weights(z[:10])) is None
+    # draws that are worth nothing, in thousands or not at all, tell where not to go, and no more
+    lost = weights(z)
+    lost[z[:, 3] > 1], lost[z[:, 3] > 1.5] = -1e9, np.nan
+    away = Moments.at_mode(4).followed(z, lost)
+    assert -2 < away.mean[3] < -0.5
+    np.testing.assert_allclose(away.mean[:3], mean[:3], atol=0.1)
+    # too few draws to tell all moments tell the mean, and fewer nothing
+    assert not np.any(Moments.at_mode(4).followed(z[:20], weights(z[:20])).bend)
+    assert Moments.at_mode(4).followed(z[:10], weights(z[:10])) is None
 
 
 def test_along_an_axis_quantiles_are_the_posteriors():

@@ -22,11 +22,11 @@ is accurate: the Pareto index k of the weights, their effective sample size, and
 pool.
 
 A density that draws come from is normal, or normal given scales that are drawn first. Where its
-draws do not suffice, it looks for a sharper one: with the mean of the posterior in place of the
-mode, and its third moments; along skewed axes the quantiles of the posterior take the place of the
-normal's; a few skewed coefficients are drawn first, like scales; and given these the log-likelihood
-is followed on average over draws, not at its mode. Each is judged by the same three numbers, and
-taken if it is better.
+draws do not suffice, it looks for a sharper one: with the moments of the posterior in place of
+those at the mode; along skewed axes the quantiles of the posterior take the place of the normal's;
+a few skewed coefficients are drawn first, like scales; and given these the log-likelihood is
+followed on average over draws, not at its mode. Each is judged by the same three numbers, and taken
+if it is better.
 
 Draws of equal weight are often handier. The independence sampler makes them: a chain whose
 proposals are the draws, each accepted with probability min(1, w' / w), leaves the weighted
@@ -57,7 +57,7 @@ from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, c
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.quadratics import TooLittleNoiseError
 from modicum.methods.skewed_axes import (
-    Skewness,
+    Moments,
     curves_on_all_rows,
     explain_curves,
     may_be_curved,
@@ -142,12 +142,11 @@ class WeighingPool:
         return float(np.sqrt(len(drawn) * np.max(np.var(drawn @ unit.T, axis=0, ddof=1))))
 
 
-ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5
 # Smallest share of effective draws: chains of models with groups have no more. And the share below
 # which a draw of equal weight takes several proposals: else it is the last state of several, so
 # that few draws are alike.
 LEAST, EFFECTIVE = 0.15, 0.6
-MOST = 0.8  # share of effective draws along skewed axes above which the limit of k is 0.5
+MOST = 0.8  # share of effective draws with scales above which the limit of k is 0.7
 # Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
 # posterior sds, whatever the shape of their tail, and the limit of k is 0.7.
 ALIKE = 0.999
@@ -160,7 +159,7 @@ QUIET = 0.0125  # standard error above which draws are not chosen
 FIRST_POOL = 500  # rows that may show that so few suffice
 LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size otherwise
 MOST_FOLLOWED = 1_000_000  # rows of which some hundred passes take no longer than NUTS
-# Of more rows, HMC-ECS is sooner than such passes, or than several proposals for every draw.
+# Of more rows, HMC-ECS is sooner than such passes.
 FEW_ROWS = 100_000
 TRIAL = 4_096  # most draws on which the verdict rests
 FEWEST = 1_000  # fewest draws
@@ -193,6 +192,14 @@ class Verdict(NamedTuple):
         """Whether the draws are as good as draws of the posterior."""
         return self.tail < ENOUGH and self.noise < NOISY / 2
 
+    def suffices(self, alike: float) -> bool:
+        """Whether draws may take the place of a chain's.
+
+        Above the share `alike` of effective draws the tail of their weights may be longer.
+        """
+        limit = FAR if self.share > alike else ENOUGH
+        return self.tail < limit and self.noise < QUIET and self.share > LEAST
+
     @property
     def word(self) -> str:
         """What the numbers mean."""
@@ -221,32 +228,31 @@ class DensityDraws(NamedTuple):
 
 
 class NormalDensity(NamedTuple):
-    """The normal approximation at the mode, or with the mean and third moments of the posterior.
+    """The normal approximation at the mode, or with moments of the posterior along every axis.
 
     Along curves, draws follow the quantiles of the posterior.
 
     Like any density that is close to the posterior, it can `draw` points, in the coordinates that
-    `where` says, whose mean is `middle` if that is known; `suffices` says whether such draws are to
-    be chosen, given the verdict on some, and `sharpened` looks for a better density if they are
-    not, or if few are effective; `tuning` is what to say about it.
+    `where` says, whose mean is `middle` if that is known; `sharpened` looks for a better density if
+    such draws do not suffice, or few are effective; `tuning` is what to say about it.
     """
 
     where: Anchor
     centre: np.ndarray
     curves: Curves | None = None
-    skewness: Skewness | None = None
-    least: float = EFFECTIVE  # smallest share of effective draws
+    moments: Moments | None = None
+    alike: float = ALIKE  # share of effective draws above which the tail of weights may be longer
 
     @property
     def middle(self) -> np.ndarray | None:
         """The mean of straight draws."""
-        straight = self.curves is None and self.skewness is None
+        straight = self.curves is None and self.moments is None
         return self.centre if straight else None
 
     @property
     def passes(self) -> int:
         """Passes over draws, each over others, from which its moments were learned."""
-        return 0 if self.skewness is None else self.skewness.passes
+        return 0 if self.moments is None else self.moments.passes
 
     @property
     def notes(self) -> list[ModicumWarning]:
@@ -257,16 +263,16 @@ class NormalDensity(NamedTuple):
         """Draw standard normal numbers, and bend them."""
         u = rng.standard_normal((*shape, len(self.centre)))
         log_density = -np.sum(u**2, axis=2) / 2
+        if self.moments is not None:
+            u, log_volume = self.moments.along(u)
+            log_density -= log_volume
         if self.curves is not None:
-            bent, log_volume = map(np.asarray, along_curves(as_either(u), self.curves))
-        elif self.skewness is not None:
-            bent, log_volume = self.skewness.along(u)
-        else:
-            return DensityDraws(self.centre + u, log_density)
-        return DensityDraws(self.centre + bent, log_density - log_volume)
+            u, log_volume = map(np.asarray, along_curves(as_either(u), self.curves))
+            log_density -= log_volume
+        return DensityDraws(self.centre + u, log_density)
 
     def sharpened(self, best: Proposals, better: Better) -> Proposals:
-        """Follow its mean and third moments, its quantiles along skewed axes, or coefficients."""
+        """Follow its moments, its quantiles along skewed axes, or coefficients."""
         best = self._with_moments(best, better)
         assert best.pool is not None
         task, log_posterior = best.task, best.pool.log_posterior
@@ -276,7 +282,10 @@ class NormalDensity(NamedTuple):
         if not task.grouped:
             task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
         if curves is not None:
-            best = better(best, self._replace(curves=curves))
+            curved = self._replace(curves=curves)
+            best, before = better(best, curved), best
+            if best is not before:
+                best = curved._with_moments(best, better)
         if curves is None or best.suffices:
             return best
         plain = Pooled.of(task.target, self.where)
@@ -284,36 +293,22 @@ class NormalDensity(NamedTuple):
         return best if bent is None else better(best, bent)
 
     def _with_moments(self, own: Proposals, better: Better) -> Proposals:
-        """Follow the posterior's mean and third moments, learned from draws, while that helps."""
-        if own.verdict.share > EFFECTIVE or self.passes == PASSES:
+        """Follow the posterior's moments, learned from draws, while that helps."""
+        if own.verdict.share > RICH or self.passes == PASSES:
             return own
-        before = self.skewness or Skewness.straight(len(self.centre))
-        z = own.drawn.z.reshape(-1, len(self.centre))[: len(own.log_ratio)]
-        moments = before.followed(z - self.centre, own.log_ratio)
+        before = self.moments or Moments.at_mode(len(self.centre))
+        moments = before.followed(own.normals, own.log_ratio)
         if moments is None:
             return own
-        sharper = self._replace(skewness=moments)
+        sharper = self._replace(moments=moments)
         best = better(own, sharper)
         return own if best is own else sharper._with_moments(best, better)
-
-    def suffices(self, verdict: Verdict) -> bool:
-        """Whether draws are good enough with room to spare.
-
-        Proposals along skewed axes have the posterior's tails there; a large share of effective
-        draws is then room enough.
-        """
-        limit = FAR if verdict.share > ALIKE else ROOM
-        if self.curves is not None and verdict.share > MOST:
-            limit = max(limit, ENOUGH)
-        return verdict.tail < limit and verdict.noise < QUIET and verdict.share > self.least
 
     @property
     def description(self) -> str:
         """What the draws are."""
         if self.curves is None:
-            moments = (
-                "" if self.skewness is None else " with the posterior's mean and third moments"
-            )
+            moments = "" if self.moments is None else " with the posterior's moments"
             return f"weighted normal draws{moments}"
         count = self.curves.axes.shape[1]
         axes = "axis" if count == 1 else "axes"
@@ -421,16 +416,14 @@ class NestedDensity(NamedTuple):
             shares.append((number, best.verdict.share))
         return best
 
-    def suffices(self, verdict: Verdict) -> bool:
-        """Whether draws are as good as those of a chain.
+    @property
+    def alike(self) -> float:
+        """Share of effective draws above which the tail of their weights may be longer.
 
         Where few groups leave a scale open, its density has a longer tail than any table, and
-        hardly any weight there: a large share of effective draws is room enough.
+        hardly any weight there.
         """
-        limit = FAR if verdict.share > MOST else ENOUGH
-        if not self.pooled.terms:  # as for normal draws along skewed axes
-            limit = ENOUGH if verdict.share > MOST else ROOM
-        return verdict.tail < limit and verdict.noise < QUIET and verdict.share > LEAST
+        return MOST if self.pooled.terms else ALIKE
 
     @property
     def description(self) -> str:
@@ -484,8 +477,7 @@ class Proposals(NamedTuple):
     def of(cls, density: Density, task: Task, first: int, times: int = 1) -> Proposals:
         """Draw `first` proposals plus those that the run needs."""
         task = task.of_few_chains()
-        rng = generator(task.seed, Stream.LAPLACE_DRAWS)
-        rng = rng.spawn(density.passes)[-1] if density.passes else rng
+        rng = _numbers(task.seed, density.passes)
         length = first + max(task.draws, ceil(FEWEST / task.chains))
         drawn = density.draw(rng, (length * times, task.chains))
         if drawn.log_posterior is None:
@@ -497,7 +489,7 @@ class Proposals(NamedTuple):
     @property
     def suffices(self) -> bool:
         """Whether the draws are good enough with room to spare."""
-        return self.density.suffices(self.verdict)
+        return self.verdict.suffices(self.density.alike)
 
     @property
     def is_fine(self) -> bool:
@@ -508,6 +500,12 @@ class Proposals(NamedTuple):
     def log_ratio(self) -> np.ndarray:
         """The log-weights of those that were weighted."""
         return self.log_posterior - self.drawn.log_density.ravel()[: len(self.log_posterior)]
+
+    @property
+    def normals(self) -> np.ndarray:
+        """The standard normal numbers of which those that were weighted were made."""
+        rng = _numbers(self.task.seed, self.density.passes)
+        return rng.standard_normal((len(self.log_posterior), self.drawn.z.shape[2]))
 
     @property
     def nested(self) -> Nested:
@@ -546,6 +544,12 @@ class Proposals(NamedTuple):
         known = np.concatenate(parts).reshape(self.drawn.z.shape[:2])
         about = self.pool.about
         return self.drawn._replace(log_posterior=known, rest=about.anchor.C + about.folded_prior)
+
+
+def _numbers(seed: int, passes: int) -> np.random.Generator:
+    """Return the random numbers of draws whose density was learned in some passes over others."""
+    rng = generator(seed, Stream.LAPLACE_DRAWS)
+    return rng.spawn(passes)[-1] if passes else rng
 
 
 @dataclass(frozen=True)
@@ -639,8 +643,7 @@ class Laplace(Method):
                 pool = pool.enlarged(LEAST_POOL)
                 proposals = proposals.weighed(pool)
             noise = proposals.verdict.noise
-            # too noisy a pool to see the shape of the posterior, unless all rows are few
-            blurred = noise > NOISY and len(task.rows) <= MOST_POOL
+            blurred = noise > NOISY  # too much to see the shape of the posterior
             if self.pool is None and noise > STILL and (proposals.verdict.tail < tail or blurred):
                 size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
                 proposals = proposals.weighed(pool.enlarged(size))
@@ -729,8 +732,7 @@ def _finish(doubts: list[ModicumWarning], task: Task, plan: Plan, history: Histo
 
 def normal_density(about: AnchoredProxy) -> NormalDensity:
     """Return the normal approximation at the anchor."""
-    few = len(about.task.rows.members) <= FEW_ROWS
-    return NormalDensity(about.anchor, about.centre, least=LEAST if few else EFFECTIVE)
+    return NormalDensity(about.anchor, about.centre)
 
 
 def nested_density(about: AnchoredProxy) -> NestedDensity | None:

@@ -16,7 +16,8 @@ A little skewness along each of many axes adds up too, and moves the mean of the
 its mode. To third order the log-posterior is -|u|^2 / 2 + sum_jkl T_jkl u_j u_k u_l / 6 about the
 mode, of which no evaluation is needed beyond the weights of normal draws: regressed on u_j and on
 the Hermite polynomials (u_j^3 - 3 u_j) / 6, their logarithms have the coefficients sum_k T_jkk / 2,
-which is how far the mean is from the mode, and T_jjj, the third moment (Stein).
+which is how far the mean is from the mode, and T_jjj, the third moment (Stein). That of
+(u_j^2 - 1) / 2 says how much less curved the log-posterior is on average than at the mode.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ DOUBLINGS = 9  # of half a standard deviation, until the log-posterior is that l
 GRID, COARSE = 129, 41  # points of the grid: for proposals, and for coordinates alone
 FINE = 2_001  # points of the interpolated density
 CLIPPED, DRAWS_EACH = 0.01, 3  # share of draws in each tail that counts less; draws per number
+LIGHT = 8.0  # below the log-weights of the heaviest draws
 FAINT = 1e-9  # relative to the number of draws, what a column that does not vary is held by
 MOST_BENT = 0.5  # a third moment of 1.5
 
@@ -150,53 +152,51 @@ def curves_on_all_rows(task: Task) -> Curves | None:
     return task.remember("curves", Curves | None, find)
 
 
-class Skewness(NamedTuple):
-    """Mean and third moment of a density along every axis, whose normal numbers u are bent.
+class Moments(NamedTuple):
+    """Mean, sd and third moment of a density along every axis, whose normal numbers u are bent.
 
     The map from u, expm1(b u) / b but for a constant, increases everywhere: u + b u^2 / 2 + ...
     """
 
     mean: np.ndarray
+    sd: np.ndarray
     bend: np.ndarray  # b, a third of the third moments
     passes: int = 0  # over draws, from which these were learned
 
     @classmethod
-    def straight(cls, size: int) -> Skewness:
-        """Return that of the normal approximation at the mode."""
-        return cls(np.zeros(size), np.zeros(size))
+    def at_mode(cls, size: int) -> Moments:
+        """Return those of the normal approximation at the mode."""
+        return cls(np.zeros(size), np.ones(size), np.zeros(size))
 
     def along(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Map u, of shape (..., d), to z; return z and the log Jacobian."""
         from scipy.special import exprel  # few runs need it
 
-        return self.mean - self.bend / 2 + u * exprel(self.bend * u), u @ self.bend
+        bent = u * exprel(self.bend * u) - self.bend / 2
+        return self.mean + self.sd * bent, u @ self.bend + np.sum(np.log(self.sd))
 
-    def followed(self, z: np.ndarray, log_ratio: np.ndarray) -> Skewness | None:
-        """Return what is closer to the posterior, given log-weights of draws z, (draws, d).
+    def followed(self, u: np.ndarray, log_ratio: np.ndarray) -> Moments | None:
+        """Return what is closer to the posterior, given log-weights of draws of u, (draws, d).
 
-        None if the draws are too few to tell. Fewer tell the mean than the third moments.
+        None if the draws are too few to tell. Fewer tell the mean than all three.
         """
-        u = self._straightened(z)
-        powers = [u, (u**3 - 3 * u) / 6]
+        powers = [u, (u**2 - 1) / 2, (u**3 - 3 * u) / 6]
+        # how light those draws are that hardly count must not decide
+        log_ratio = np.maximum(log_ratio, np.nanquantile(log_ratio, 1 - CLIPPED) - LIGHT)
         found = average_slopes(log_ratio, powers) or average_slopes(log_ratio, powers[:1])
         if found is None:
             return None
         # shrunk all together (James and Stein), as what some draws show may be chance
         slopes, left = found
         chance = (left * np.sum(1 / np.sum(power**2, axis=0)) for power in powers)
-        mean, *third = (
+        mean, *others = (
             slope * max(0.0, 1 - noise / max(slope @ slope, 1e-300))
             for slope, noise in zip(slopes, chance, strict=False)
         )
-        bend = np.clip(self.bend + sum(third) / 3, -MOST_BENT, MOST_BENT)
-        return Skewness(self.mean + mean, bend, self.passes + 1)
-
-    def _straightened(self, z: np.ndarray) -> np.ndarray:
-        """Return u at draws z."""
-        u = z - self.mean + self.bend / 2
-        bent = self.bend != 0
-        u[:, bent] = np.log1p(self.bend[bent] * u[:, bent]) / self.bend[bent]
-        return u
+        second, third = others or (0.0, 0.0)
+        sd = self.sd / np.sqrt(np.clip(1 - second, 0.5, 2.0))
+        bend = np.clip(self.bend + third / 3, -MOST_BENT, MOST_BENT)
+        return Moments(self.mean + self.sd * mean, sd, bend, self.passes + 1)
 
 
 def average_slopes(
@@ -208,10 +208,11 @@ def average_slopes(
     """
     columns, count = np.column_stack([*powers, np.ones(len(log_ratio))]), len(log_ratio)
     finite = np.isfinite(log_ratio)
-    if np.mean(finite) < 1 - 2 * CLIPPED or count < DRAWS_EACH * columns.shape[1]:
+    if np.mean(finite) < 0.5 or count < DRAWS_EACH * columns.shape[1]:
         return None
     # a few draws far out must not decide
-    clipped = np.clip(log_ratio, *np.quantile(log_ratio[finite], (CLIPPED, 1 - CLIPPED)))
+    low, high = np.quantile(log_ratio[finite], (CLIPPED, 1 - CLIPPED))
+    clipped = np.clip(np.where(finite, log_ratio, low), low, high)
     normal = columns.T @ columns
     normal[np.diag_indices(len(normal))] += FAINT * count
     found = np.linalg.solve(normal, columns.T @ clipped)
