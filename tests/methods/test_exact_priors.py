@@ -33,7 +33,7 @@ def model(**priors):
 def truth():
     """Return posterior means of a, b and their squares, on a grid."""
     x, y = data()
-    a, b = np.meshgrid(np.linspace(-0.12, 0.25, 149), np.linspace(-0.05, 0.5, 111), indexing="ij")
+    a, b = np.meshgrid(np.linspace(-0.12, 0.25, 75), np.linspace(-0.05, 0.5, 56), indexing="ij")
     points = np.c_[a.ravel(), b.ravel()]
     log = np.empty(len(points))
     for part in np.array_split(np.arange(len(points)), 40):

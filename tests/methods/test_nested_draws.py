@@ -64,9 +64,10 @@ def by_quadrature(table):
     return moments(*integrated(table, lambda y, eta: log_expit(eta if y else -eta), 60, *grid))
 
 
-def fitted(table, method="laplace"):
+def fitted(table, draws=1000):
+    settings = {"family": "logistic", "priors": PRIORS, "method": "laplace"} | FIT
     with unwarned():  # few draws may be effective
-        return mo.fit("y ~ (1 | g)", table, family="logistic", priors=PRIORS, method=method, **FIT)
+        return mo.fit("y ~ (1 | g)", table, **settings | {"draws": draws})
 
 
 def errors(post, means, sds, names=("intercept", "group_sd[g]")):
@@ -98,13 +99,13 @@ THIN = few_groups(60, 3, 1.0)  # their effects are skewed given the sd
 
 
 def test_draws_of_thin_groups_follow_the_posterior_and_not_its_mode(monkeypatch):
-    post = fitted(THIN)
+    post = fitted(THIN, 400)
     means, sds = by_quadrature(THIN)
     assert np.all(errors(post, means, sds) < 4)
     assert post.summary().loc["group_sd[g]", "sd"] == pytest.approx(sds[1], rel=0.1)
     monkeypatch.setattr(given_scales.Pooled, "averaged", lambda *_: None)
     monkeypatch.setattr(NestedDensity, "_by_levels", lambda self, best, better: best)
-    at_mode = fitted(THIN)
+    at_mode = fitted(THIN, 400)
     assert np.sum(at_mode.weights) ** 2 / np.sum(at_mode.weights**2) < 0.4 * at_mode.weights.size
     assert np.sum(post.weights) ** 2 / np.sum(post.weights**2) > 0.5 * post.weights.size
 
@@ -124,7 +125,7 @@ def scores(post, table):
 def test_effects_of_thin_groups_are_one_of_several_proposals(monkeypatch):
     means, sds = by_quadrature(THIN)
     monkeypatch.setattr(given_scales.Pooled, "averaged", lambda *_: None)
-    post = fitted(THIN)
+    post = fitted(THIN, 600)
     assert post.tuning["proposals per level"] > 1
     assert np.all(errors(post, means, sds) < 4)
     assert post.summary().loc["group_sd[g]", "sd"] == pytest.approx(sds[1], rel=0.1)
@@ -139,7 +140,7 @@ def test_effects_of_thin_groups_are_one_of_several_proposals(monkeypatch):
         return found
 
     monkeypatch.setattr(LevelProposals, "others", takes_the_heaviest)
-    post = fitted(THIN)
+    post = fitted(THIN, 600)
     assert post.tuning["proposals per level"] > 1
     assert np.max(np.abs(list(scores(post, THIN)))) > 4
 

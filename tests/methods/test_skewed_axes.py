@@ -15,7 +15,7 @@ from modicum.passes import Anchor
 
 M = mo.models
 RUN = {"random_seed": 3, "progressbar": False}
-EVENTS, ROWS_A, ROWS_E = 60, 200, 400  # the second level has no event
+EVENTS, ROWS_A, ROWS_E = 30, 100, 200  # the second level has no event
 
 
 def level_without_events():
@@ -30,7 +30,7 @@ MODEL = M.Logistic(prior_scale=10.0, intercept_scale=10.0)
 
 def exact_moments():
     """Return mean and sd of the level's coefficient, by a sum over a grid of both parameters."""
-    a = np.linspace(-1.6, -0.1, 121)[:, None]
+    a = np.linspace(-1.9, 0.2, 121)[:, None]
     b = np.linspace(-60, 0, 4_001)[None]
     log = EVENTS * a - ROWS_A * np.log1p(np.exp(a)) - ROWS_E * np.log1p(np.exp(a + b))
     return [found.item() for found in moments(log - (a**2 + b**2) / 200, b)]

@@ -169,7 +169,7 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
 def fitted():
     """Return a fit with integrated groups, and its rows."""
     rng = np.random.default_rng(3)
-    J = 300
+    J = 200
     g = np.repeat(np.arange(J), rng.integers(2, 16, J))
     x = rng.normal(size=(len(g), 1))
     effect = 0.6 * rng.normal(size=J)

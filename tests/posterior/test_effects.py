@@ -20,7 +20,7 @@ SDS, SLOPE = (0.9, 0.4), 0.7
 @pytest.fixture(scope="module")
 def table():
     rng = np.random.default_rng(3)
-    n, levels = 2_000, 25
+    n, levels = 800, 25
     ward, dose = rng.integers(0, levels, n), rng.normal(size=n)
     effects = rng.normal(size=(levels, 2)) * SDS
     eta = -0.3 + (SLOPE + effects[ward, 1]) * dose + effects[ward, 0]

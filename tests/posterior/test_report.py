@@ -144,7 +144,7 @@ def test_the_order_of_levels_is_no_part_of_an_outcome_s_name():
 
 def test_draws_and_priors_are_called_what_they_are(tmp_path):
     """Weighted draws are no chains, and cutpoints have names."""
-    n, rng = 400, np.random.default_rng(3)
+    n, rng = 120, np.random.default_rng(3)
     table = pd.DataFrame({"dose": rng.normal(size=n)})
     size = np.digitize(table["dose"] + rng.logistic(size=n), [-1, 0.5])
     table["size"] = pd.Categorical.from_codes(size, ["low", "middle", "high"], ordered=True)

@@ -285,4 +285,5 @@ def test_outcomes_known_in_part_are_not_those_of_plain_normal_noise():
 
 
 def fitted(formula, data, family):
-    return mo.fit(formula, data, family=family, random_seed=1, progressbar=False)
+    run = {"draws": 250, "random_seed": 1, "progressbar": False}
+    return mo.fit(formula, data, family=family, **run)

@@ -83,7 +83,7 @@ def centred_hierarchy(spread, n=1_000, groups=8):
 
 
 @cache
-def positive_times(rare, n=5_000):
+def positive_times(rare, n=2_500):
     """Return inverse Gaussian times; a reference level of few `rare` rows has a long tail."""
     rng = np.random.default_rng(1)
     x, level = rng.normal(size=n), rng.integers(1, 3, n)
