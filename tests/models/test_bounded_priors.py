@@ -75,7 +75,7 @@ def test_sums_and_expansions_are_those_of_free_values(x64):
 
     anchor = anchor_at_mode(sums, start)
     form, about = control_variate(target, 2), proxy(anchor, target, 2)
-    cached = form.cache(batch | {"probability": np.ones(len(rows))}, about)
+    cached = jax.jit(form.cache)(batch | {"probability": np.ones(len(rows))}, about)
 
     @jax.jit
     def known(z):

@@ -218,20 +218,15 @@ BOUNDED = {  # an outcome, what is known of it, and the probability by the distr
 }
 
 
-@cache
-def _with_slopes(model):
-    return jax.jit(jax.value_and_grad(model.row_density))
-
-
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[slow] * (n not in ("HurdleLognormal", "Binomial"))) for n in BOUNDED],
 )
 def test_bounds_include_points_that_have_a_probability(name, x64):
-    law = _law(name)
+    law, both = _law(name), cache(lambda model: jax.jit(jax.value_and_grad(model.row_density)))
     for y, fields, chance in BOUNDED[name]:
         model, eta, of = _row(name, **fields)
-        value, slope = of(_with_slopes(model), eta, y)
+        value, slope = of(both(model), eta, y)
         truth = chance(lambda t: law.quantile_of(np.array([t + 1e-9]), np.random.default_rng(1)))
         np.testing.assert_allclose(np.exp(value), truth[0], atol=1e-6)
         assert np.isfinite(slope).all()

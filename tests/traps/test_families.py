@@ -285,5 +285,4 @@ def test_outcomes_known_in_part_are_not_those_of_plain_normal_noise():
 
 
 def fitted(formula, data, family):
-    run = {"draws": 250, "random_seed": 1, "progressbar": False}
-    return mo.fit(formula, data, family=family, **run)
+    return mo.fit(formula, data, family=family, draws=250, random_seed=1, progressbar=False)
