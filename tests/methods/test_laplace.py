@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import modicum as mo
@@ -112,9 +113,39 @@ def test_weights_match_all_rows_where_the_pool_holds_them():
     assert np.max(np.abs(plain - weighted_mean(points[None], smooth[None])) / points.std(0)) > 0.05
 
 
+def rows_with_levels():
+    """Return rows of a number and forty levels, of which NumPy multiplies codes."""
+    rng = np.random.default_rng(4)
+    x, level = rng.normal(size=6_000), rng.integers(0, 40, 6_000)
+    y = rng.random(6_000) < 1 / (1 + np.exp(0.3 * x - np.sin(level)))
+    names = np.char.add("l", level.astype(str))
+    table = {"x": x, "level": names, "y": y.astype(int)}
+    return mo.Rows.from_table(pd.DataFrame(table), outcome="y")
+
+
 @in_double_precision
-def test_the_pools_noise_is_how_much_means_differ_between_pools():
-    task = task_of(M.Logistic(), ROWS)
+def test_codes_and_dense_columns_weigh_draws_alike(monkeypatch):
+    task = task_of(M.Logistic(), rows_with_levels())
+    weights = weigh(StudySettings(), task, task.anchor_at_mode())
+    z = np.random.default_rng(1).standard_normal((600, task.target.size))
+    pool = WeighingPool(weights, 200)
+    linear, (block, *_) = weights.about.linear, pool._residuals.blocks
+    assert linear.in_codes
+    assert block.rows["level"].dtype.kind == "u"
+    found = pool.weigh(z)
+    monkeypatch.setattr(type(linear), "in_codes", False)
+    dense = WeighingPool(weights, 200)
+    assert dense._residuals.blocks[0].rows.shape == (200, 41)
+    for mine, other in zip(found, dense.weigh(z), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-9)
+    # negative control: other rows weigh them otherwise
+    assert np.std(WeighingPool(weights, 201).weigh(z)[0] - dense.weigh(z)[0]) > 0.01
+
+
+@pytest.mark.parametrize("rows", [ROWS, rows_with_levels()], ids=["numbers", "codes"])
+@in_double_precision
+def test_the_pools_noise_is_how_much_means_differ_between_pools(rows, monkeypatch):
+    task = task_of(M.Logistic(), rows)
     weights = weigh(StudySettings(), task, task.anchor_at_mode())
     study = weights.about
     rng = np.random.default_rng(1)
@@ -128,6 +159,9 @@ def test_the_pools_noise_is_how_much_means_differ_between_pools():
         noises.append(noise)
     found = (np.std(means, axis=0, ddof=1) / study.anchor.sd).max()
     foretold = np.median(noises)
+    # the slope of a residual in its row's predictor tells as much as all parameters do
+    monkeypatch.setattr(WeighingPool, "_predictor", None)
+    assert 0.9 < WeighingPool(seeded, 40).weigh(z)[1] / noises[-1] < 1.5
     assert 0.5 < found / foretold < 2  # the largest of four, each known to a fifth
     assert not 0.5 < found / (foretold / 5) < 2  # unlike a pool 25 times as large
 

@@ -83,9 +83,19 @@ def test_moments_are_learned_from_the_weights_of_draws():
     away = Moments.at_mode(4).followed(z, lost)
     assert -2 < away.mean[3] < -0.5
     np.testing.assert_allclose(away.mean[:3], mean[:3], atol=0.1)
-    # too few draws to tell all moments tell the mean, and fewer nothing
-    assert not np.any(Moments.at_mode(4).followed(z[:20], weights(z[:20])).bend)
-    assert Moments.at_mode(4).followed(z[:10], weights(z[:10])) is None
+
+
+def test_moments_of_more_axes_than_draws_tell_together_are_told_one_by_one():
+    def weights(z):  # of log-gamma variables with shape 25
+        return (25 * z / 5 - 25 * np.expm1(z / 5) + z**2 / 2).sum(axis=1)
+
+    z = np.random.default_rng(3).standard_normal((2_000, 400))
+    truth = 5 * (digamma(25) - np.log(25))
+    for draws, least, most in ((z, 0.0, 0.5), (z[:40], 0.5, 1.2)):  # few are shrunk to the mode
+        found = Moments.at_mode(400).followed(draws, weights(draws))
+        assert least < np.mean((found.mean - truth) ** 2) / truth**2 < most
+        assert np.abs(found.bend).max() < 0.2
+    assert Moments.at_mode(400).followed(z, np.full(2_000, -np.inf)) is None
 
 
 def test_along_an_axis_quantiles_are_the_posteriors():

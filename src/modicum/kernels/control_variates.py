@@ -47,7 +47,7 @@ from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy
 from modicum.kernels.whitening import Whitening, warp_of
 from modicum.linalg.arrow import ArrowMatrix, Symmetric
-from modicum.linalg.columns import ModelMatrix
+from modicum.linalg.columns import ModelMatrix, below_zeros
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.model import Batch
 from modicum.passes import Anchor
@@ -183,8 +183,8 @@ def _with_exact(total: jax.Array, z: jax.Array, proxy: Proxy) -> jax.Array:
 class LinearRows(NamedTuple):
     """Cached rows with a linear predictor, one entry per row."""
 
-    # Whitened columns x L; if L is an arrow factor, the dense columns and codes of the data, which
-    # take less memory.
+    # Whitened columns x L; if L is an arrow factor, or very wide, the dense columns and codes of
+    # the data, which take less memory.
     rows: jax.Array | Batch
     eta: jax.Array  # predictor at the anchor, offset included
     y: jax.Array
@@ -194,6 +194,16 @@ class LinearRows(NamedTuple):
     # direction; 0 if it belongs to no level.
     curve: jax.Array | None = None
     along: jax.Array | None = None
+
+
+class Places(NamedTuple):
+    """Draws, as cached rows take them."""
+
+    z: jax.Array  # whitened; for rows that are kept as codes t - t*, in columns, below zeros
+    by_level: jax.Array | None  # how far they are along the directions of `Proxy.levels`
+
+
+WIDE = 16  # columns per number and code of a row, above which NumPy multiplies codes sooner
 
 
 @dataclass(frozen=True)
@@ -234,15 +244,25 @@ class LinearTaylor:
         """Return the model matrix, with the intercept's column last, in float64."""
         return self.model.full_matrix(batch).in_double()
 
-    def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
-        """Whiten the rows and expand f at their eta*."""
+    @property
+    def in_codes(self) -> bool:
+        """Whether `blocks` keeps rows as numbers and codes, which NumPy multiplies sooner."""
+        coding = self.target.coding
+        if coding is None or not self.target.on_numpy:
+            return False
+        return self.target.size > WIDE * (len(coding.dense) + len(coding.terms))
+
+    def cache(self, batch: Batch, proxy: Proxy, in_codes: bool = False) -> LinearRows:
+        """Whiten the rows, unless they are kept as they are, and expand f at their eta*."""
         xp = namespace(proxy.where.point)
         x = self.matrix(batch)
         y = xp.asarray(self.model.outcome(batch), np.float64)
         own = slice(None, self.target.size)  # hyperparameters come after
         eta = x @ proxy.where.point[own] + batch.get("offset", 0.0)
         cached = LinearRows(
-            rows=self._columns(batch) if proxy.where.arrow else x @ proxy.where.factor[own],
+            rows=self._columns(batch)
+            if in_codes or proxy.where.arrow is not None
+            else x @ proxy.where.factor[own],
             eta=eta,
             y=y,
             taylor=coefficients(self.model, eta, y).T,
@@ -257,7 +277,7 @@ class LinearTaylor:
         """Return the fields that define the columns: dense columns and codes."""
         assert self.target.coding is not None
         names = ("x", *self.target.coding.fields)
-        return {name: jnp.asarray(batch[name]) for name in names if name in batch}
+        return {name: as_either(batch[name]) for name in names if name in batch}
 
     def _rounded(self, values: jax.Array) -> jax.Array:
         """Round floats to the cache's precision; leave codes as they are."""
@@ -265,38 +285,89 @@ class LinearTaylor:
         return values if is_code else values.astype(self.precision)
 
     def along(self, cached: LinearRows, z: jax.Array) -> jax.Array:
-        """Distance of each row's predictor from eta*: x L z."""
+        """Distance of each row's predictor from eta*: x L z, with z as in `Places`."""
         rows = cached.rows
         if isinstance(rows, Mapping):
-            return self.model.full_matrix(rows) @ z.astype(self.precision)[: self.target.size]
+            return self.model.full_matrix(rows).of_padded(z).T
         z = z.astype(rows.dtype)
         return (rows @ z if z.ndim == 1 else z @ rows.T).astype(self.precision)
 
+    def places(self, z: jax.Array, proxy: Proxy) -> Places:
+        """Return draws as the rows of `blocks` take them."""
+        # not z @ L.T, whose transpose has columns where `of_padded` gathers rows
+        return self._places(z, proxy.where.factor @ z.T if self.in_codes else None, proxy)
+
     def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
         """D of each row, (rows,) at one z and (draws, rows) at several: one product with z."""
+        away = None if proxy.where.arrow is None else z.T
+        return self.values_at(cached, self._places(z, away, proxy), proxy)
+
+    def _places(self, z: jax.Array, away: jax.Array | None, proxy: Proxy) -> Places:
+        by_level = None if proxy.levels is None else along_levels(z, proxy.levels)
+        if away is None:
+            return Places(z, by_level)
+        return Places(below_zeros(away.astype(self.precision)[: self.target.size]), by_level)
+
+    def values_at(self, cached: LinearRows, places: Places, proxy: Proxy) -> jax.Array:
+        """`values` at draws as rows take them."""
         about = About(cached.eta, cached.y, cached.taylor.T)
-        d = remainder(self.model, self.order, self.along(cached, z), about)
-        if proxy.levels is not None:
-            assert cached.along is not None
-            away = along_levels(z, proxy.levels)[..., cached.curve]
-            e = (cached.along * away).astype(self.precision)
-            d = d - remainder(self.model, self.order, e, about)
+        d, *of_level = (
+            remainder(self.model, self.order, e, about) for e in self._distances(cached, places)
+        )
+        for along_level in of_level:
+            d = d - along_level
         return (cached.scale * d).astype(np.float64)
+
+    def _distances(self, cached: LinearRows, places: Places) -> Iterator[jax.Array]:
+        """Yield how far predictors are from eta*, and how far along their level if they have one.
+
+        D is the remainder at the first less that at the second.
+        """
+        yield self.along(cached, places.z)
+        if places.by_level is not None:
+            assert cached.along is not None
+            yield (cached.along * places.by_level[..., cached.curve]).astype(self.precision)
+
+    def covariances(self, cached: LinearRows, places: Places, units: Places) -> np.ndarray:
+        """Covariance of D of each row with some combinations of normal z, (rows, combinations).
+
+        Each part of D moves with one distance e alone, so that its covariance with any combination
+        is that of e times its slope in e (Stein), which few draws tell.
+        """
+        about, total = About(cached.eta, cached.y, cached.taylor.T), 0.0
+        pairs = zip(self._distances(cached, places), self._distances(cached, units), strict=True)
+        for sign, (e, of_units) in zip((1, -1), pairs, strict=False):
+            d = remainder(self.model, self.order, e, about)
+            e, d = e - e.mean(axis=0), d - d.mean(axis=0)
+            slope = (d * e).sum(axis=0) / np.maximum((e * e).sum(axis=0), 1e-300)
+            total = (
+                total + np.asarray(of_units).T * np.asarray(sign * cached.scale * slope)[:, None]
+            )
+        return np.asarray(total)
 
     def blocks(self, batch: Batch, proxy: Proxy) -> Iterator[LinearRows]:
         """Cache rows a few at a time, so that they stay in a core's cache over many operations."""
         for first in range(0, len(batch["probability"]), BLOCK):
             own = slice(first, first + BLOCK)
-            yield self.cache({k: np.asarray(field)[own] for k, field in batch.items()}, proxy)
+            part = {k: np.asarray(field)[own] for k, field in batch.items()}
+            yield self.cache(part, proxy, self.in_codes)
+
+    def whitened(self, cached: LinearRows, proxy: Proxy) -> np.ndarray:
+        """Whitened columns of cached rows, (rows, d)."""
+        rows, own = cached.rows, slice(None, self.target.size)
+        if isinstance(rows, Mapping):
+            factor = as_either(np.asarray(proxy.where.factor)[own])
+            return np.asarray(self.model.full_matrix(rows) @ factor)
+        return np.asarray(rows)
 
     def gradients(self, cached: LinearRows, z: np.ndarray, proxy: Proxy) -> np.ndarray:
         """Gradient of D of each row at z, (rows, d), in NumPy."""
-        about, rows = About(cached.eta, cached.y, cached.taylor.T), np.asarray(cached.rows)
+        about, rows = About(cached.eta, cached.y, cached.taylor.T), self.whitened(cached, proxy)
 
         def slope(e: jax.Array) -> np.ndarray:
             return remainder_by_numpy(self.model, self.order, e, about)[1][:, None]
 
-        gradients = slope(self.along(cached, as_either(z))) * rows
+        gradients = slope(self.along(cached, self.places(as_either(z), proxy).z)) * rows
         if proxy.levels is not None:
             assert cached.along is not None
             away = np.asarray(along_levels(as_either(z), proxy.levels))

@@ -282,6 +282,14 @@ class GroupTaylor:
         for own, block in NumPyGroups.of(batch).in_blocks():
             yield self.flat_cache(block, as_either(centre[own]), as_either(scale[own]), proxy)
 
+    def places(self, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """Return draws as blocks take them: as they are."""
+        return z
+
+    def values_at(self, cached: FlatCache, places: jax.Array, proxy: Proxy) -> jax.Array:
+        """Return `values` there."""
+        return self.values(cached, places, proxy)
+
     def gradients(self, cached: FlatCache, z: np.ndarray, proxy: Proxy) -> np.ndarray:
         """Gradient of D of each group at z, (groups, d), by central differences in NumPy.
 

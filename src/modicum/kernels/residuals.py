@@ -34,6 +34,12 @@ class OnNumPy(ControlVariate[Pytree], Protocol):
     def blocks(self, batch: Batch, proxy: Proxy) -> Iterator[Pytree]:
         """Cache rows, or groups, a few at a time."""
 
+    def places(self, z: jax.Array, proxy: Proxy) -> Pytree:
+        """Return draws as these blocks take them."""
+
+    def values_at(self, cached: Pytree, places: Pytree, proxy: Proxy) -> jax.Array:
+        """Return `values` there."""
+
     def gradients(self, cached: Pytree, z: np.ndarray, proxy: Proxy) -> np.ndarray:
         """Gradient of D of each cached row at one draw (d,), (rows, d)."""
 
@@ -58,13 +64,12 @@ class RowResiduals(ABC):
     ends: Sequence[int]
 
     @abstractmethod
-    def evaluated(self, z: np.ndarray, block: Pytree) -> np.ndarray:
-        """D of each row of a block at each draw, (draws, rows)."""
+    def places(self, z: np.ndarray) -> Pytree:
+        """Return draws as blocks take them."""
 
-    @property
-    def whitened(self) -> np.ndarray:
-        """The rows in whitened coordinates, (rows, d), if there is one linear predictor."""
-        return np.concatenate([np.asarray(block.rows) for block in self.blocks])[: self.ends[-1]]
+    @abstractmethod
+    def evaluated(self, places: Pytree, block: Pytree) -> np.ndarray:
+        """D of each row of a block at each draw, (draws, rows)."""
 
     def values(self, z: np.ndarray) -> np.ndarray:
         """D of each row at each draw, (draws, rows)."""
@@ -78,7 +83,7 @@ class RowResiduals(ABC):
         own = [slice(*ends) for ends in pairwise(self.ends)]
         for first in range(0, len(z), DRAWS):
             draws = slice(first, first + DRAWS)
-            evaluated = in_threads(partial(self.evaluated, z[draws]), self.blocks)
+            evaluated = in_threads(partial(self.evaluated, self.places(z[draws])), self.blocks)
             for rows, values in zip(own, evaluated, strict=True):
                 yield draws, rows, values[:, : rows.stop - rows.start]
 
@@ -101,14 +106,19 @@ class NumPyResiduals(RowResiduals):
             self.blocks = list(control_variate.blocks(batch, self._proxy))
         self.ends = np.cumsum([0, *(len(block.scale) for block in self.blocks)]).tolist()
 
+    def places(self, z: np.ndarray) -> Pytree:
+        """Return draws as blocks take them."""
+        return self._form.places(as_either(z), self._proxy)
+
     @np.errstate(all="ignore")  # callers check for non-finite values
-    def evaluated(self, z: np.ndarray, block: Pytree) -> np.ndarray:
+    def evaluated(self, places: Pytree, block: Pytree) -> np.ndarray:
         """D of each row of a block at each draw, (draws, rows)."""
-        return np.asarray(self._form.values(block, as_either(z), self._proxy))
+        return np.asarray(self._form.values_at(block, places, self._proxy))
 
     def values_in_turn(self, z: np.ndarray) -> np.ndarray:
         """`values` on the calling thread alone, for callers that run many threads."""
-        return np.concatenate([self.evaluated(z, block) for block in self.blocks], axis=1)
+        places = self.places(z)
+        return np.concatenate([self.evaluated(places, block) for block in self.blocks], axis=1)
 
     def gradients(self, z: np.ndarray) -> np.ndarray:
         """Gradient of D of each row at one draw (d,), (rows, d)."""
@@ -140,13 +150,16 @@ class CompiledResiduals(RowResiduals):
         part = {name: np.asarray(values)[places] for name, values in batch.items()}
         return cached_rows(self._form, part, self._proxy)
 
+    def places(self, z: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return draws in one of few numbers, for each of which code is compiled; and how many."""
+        at_once = 1 << (len(z) - 1).bit_length()
+        return np.concatenate([z, np.repeat(z[-1:], at_once - len(z), axis=0)]), len(z)
+
     @in_double_precision
-    def evaluated(self, z: np.ndarray, block: Pytree) -> np.ndarray:
+    def evaluated(self, places: tuple[np.ndarray, int], block: Pytree) -> np.ndarray:
         """D of each row of a block, padding included, at each draw, (draws, rows)."""
-        at_once = 1 << (len(z) - 1).bit_length()  # few shapes, each of which is compiled
-        filled = np.concatenate([z, np.repeat(z[-1:], at_once - len(z), axis=0)])
-        evaluate = _of_groups if self._of_groups else _of_rows
-        return np.asarray(evaluate(self._form, block, self._proxy, filled))[: len(z)]
+        (filled, count), evaluate = places, _of_groups if self._of_groups else _of_rows
+        return np.asarray(evaluate(self._form, block, self._proxy, filled))[:count]
 
 
 @jit(static=0)

@@ -102,19 +102,22 @@ class ModelMatrix:
         """X b, for b of shape (columns,) or (columns, k): codes gather rows of b."""
         xp = namespace(b)
         b = xp.asarray(b, xp.result_type(self.x.dtype, b))
-        total = self._numbers @ b[self._places]
-        if self.ones:
-            total = total + b[-1]
-        if self._terms:
-            # Reference levels gather a row of zeros, put before the others.
-            padded = xp.concatenate([xp.zeros((1, *b.shape[1:]), b.dtype), b])
+        return self.of_padded(below_zeros(b)) if self._terms else self._numbers_times(b)
+
+    def of_padded(self, padded: jax.Array) -> jax.Array:
+        """X b, for b below a row of zeros, which reference levels gather."""
+        total = self._numbers_times(padded[1:])
         for term, _, _ in self._terms:
             part = _entries(padded, self._place(term))
             if term.scale is not None:
-                scale = self._scale(term).astype(b.dtype)
-                part = part * (scale[..., None] if b.ndim == 2 else scale)
+                scale = self._scale(term).astype(padded.dtype)
+                part = part * (scale[..., None] if padded.ndim == 2 else scale)
             total = total + part
-        return xp.asarray(total)
+        return total
+
+    def _numbers_times(self, b: jax.Array) -> jax.Array:
+        total = self._numbers @ b[self._places]
+        return namespace(b).asarray(total + b[-1] if self.ones else total)
 
     def rmatvec(self, f: jax.Array) -> jax.Array:
         """X'f, for f of shape (rows,) or (rows, k): sums over the rows of each level."""
@@ -289,6 +292,12 @@ class ModelMatrix:
         if term.scale is None:
             return namespace(self.x).ones((), self.x.dtype)
         return self.x[..., term.scale]
+
+
+def below_zeros(b: jax.Array) -> jax.Array:
+    """Put b below a row of zeros, for `ModelMatrix.of_padded`."""
+    xp = namespace(b)
+    return xp.concatenate([xp.zeros((1, *b.shape[1:]), b.dtype), b])
 
 
 def model_matrix(coding: Coding | None, batch: Mapping[str, Array]) -> ModelMatrix:

@@ -35,19 +35,21 @@ distribution invariant. If weights hardly vary, nearly all proposals are accepte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import ceil, isfinite
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 
 from modicum.arguments import at_least
 from modicum.arrays import as_either
 from modicum.diagnostics.weighted import pareto_smoothed
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError, listed
-from modicum.kernels.residuals import row_residuals
+from modicum.kernels.control_variates import LinearRows, LinearTaylor, Places
+from modicum.kernels.residuals import DRAWS, row_residuals
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.given_scales import LevelProposals, Pooled, has_pooled_scales, not_pooled
 from modicum.methods.method import Coordinates, Method, Outcome, Parameters, Plan, Task, Tuning
@@ -68,7 +70,7 @@ from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
 from modicum.run.runner import History
-from modicum.runtime import backend, in_double_precision
+from modicum.runtime import backend, in_double_precision, in_threads
 
 LOST = 1e12  # a proxy so large, hundreds of sds away, that its residuals are rounding errors
 LOST_IN_POOL = 1e6  # where residuals of some rows, which may be off by a per cent, tell nothing
@@ -88,7 +90,7 @@ class WeighingPool:
     def __init__(self, weights: Weights, size: int) -> None:
         self.weights = weights
         # Draws are absolute, not relative to scales.
-        proxy = weights.about.proxy.mapped(warp=None)
+        proxy = jax.tree.map(np.asarray, weights.about.proxy.mapped(warp=None))
         self.about = replace(weights.about, proxy=proxy)
         rng = generator(self.about.task.seed, Stream.LAPLACE_ROWS)
         sampled = weights.sample(rng, size)
@@ -107,39 +109,79 @@ class WeighingPool:
         about = self.about
         middle = about.centre if middle is None else middle
         about.task.ledger.add("weights", self.rows * len(z), "density")
-        total = np.zeros(len(z))
-        slopes = np.zeros((self.rows, z.shape[1]))
+        total, by_predictor = np.zeros(len(z)), self._predictor is not None
+        slopes = np.zeros((self.rows, 0 if by_predictor else z.shape[1]))
         for block, rows, values in self._residuals.in_blocks(z):
             total[block] += values.sum(axis=1)
-            if self.certain < self.rows:
+            if not by_predictor and self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
         proxy = about.log_proxy(z)
         lost = LOST if self.certain == self.rows else LOST_IN_POOL
         log_posterior = np.where(np.abs(proxy) > lost, -np.inf, total + proxy)
-        return log_posterior, self._noise(slopes / len(z))
+        if by_predictor:
+            return log_posterior, self._noise(self._shifts_by_predictor(z[:DRAWS]))
+        return log_posterior, self._noise([slopes @ self._units.T / len(z)])
 
     def enlarged(self, size: int) -> WeighingPool:
         """Return a pool of `size` rows, or this one if it has as many, or all."""
         larger = self.rows < min(size, len(self.about.task.rows))
         return WeighingPool(self.weights, size) if larger else self
 
-    @property
-    def whitened(self) -> np.ndarray | None:
-        """The rows in whitened coordinates, (rows, d); None without a linear predictor."""
-        return None if self.about.linear is None else self._residuals.whitened
+    def whitened(self) -> Iterator[np.ndarray]:
+        """Yield the columns of rows, whitened, some at a time; none without a linear predictor."""
+        return self.about.whitened(self._residuals)
 
     def log_posterior(self, z: np.ndarray) -> np.ndarray:
         """Estimate the log-posterior at whitened points (S, d), up to a constant."""
         return self.weigh(z)[0]
 
-    def _noise(self, slopes: np.ndarray) -> float:
-        """Return the largest sd over pools of the shift of a parameter's mean, in posterior sd."""
-        drawn = slopes[self.certain :]
-        if len(drawn) < 2:
-            return 0.0
+    @property
+    def _predictor(self) -> LinearTaylor | None:
+        """The control variates, if coefficients of one predictor are all parameters."""
+        about = self.about
+        is_all = about.task.target.likelihood.size == about.task.target.size and not about.arrow
+        return about.linear if is_all else None
+
+    @cached_property
+    def _units(self) -> np.ndarray:
+        """Directions in which a posterior mean moves by one sd, (d, d)."""
         L = self.about.anchor.dense_factor
-        unit = L / np.maximum(np.sqrt(np.sum(L**2, axis=1, keepdims=True)), 1e-300)
-        return float(np.sqrt(len(drawn) * np.max(np.var(drawn @ unit.T, axis=0, ddof=1))))
+        return L / np.maximum(np.sqrt(np.sum(L**2, axis=1, keepdims=True)), 1e-300)
+
+    @cached_property
+    def _units_as_places(self) -> Places:
+        assert self._predictor is not None
+        return self._predictor.places(as_either(self._units), self.about.proxy)
+
+    def _shifts_by_predictor(self, z: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the covariance s_ij of each row's residual with each t_j, some rows at a time.
+
+        A few draws z suffice, where those of rows with thousands of coefficients otherwise take as
+        many as there are of these.
+        """
+        linear, units = self._predictor, self._units_as_places
+        assert linear is not None
+        places = linear.places(as_either(z), self.about.proxy)
+
+        @np.errstate(all="ignore")
+        def of_block(block: LinearRows) -> np.ndarray:
+            return linear.covariances(block, places, units)
+
+        sizes = np.diff(self._residuals.ends)
+        for shifts, size in zip(in_threads(of_block, self._residuals.blocks), sizes, strict=True):
+            yield shifts[:size]
+
+    def _noise(self, shifts: Iterable[np.ndarray]) -> float:
+        """Return the largest sd over pools of the shift of a parameter's mean, in posterior sd."""
+        number, skipped = self.rows - self.certain, self.certain
+        if number < 2:
+            return 0.0
+        first, second = np.zeros((2, len(self._units)))
+        for some in shifts:
+            drawn, skipped = some[skipped:], max(0, skipped - len(some))
+            first += drawn.sum(axis=0)
+            second += np.einsum("ij,ij->j", drawn, drawn)
+        return float(np.sqrt(np.max(second - first**2 / number) * number / (number - 1)))
 
 
 # Smallest share of effective draws: chains of models with groups have no more. And the share below
@@ -278,7 +320,7 @@ class NormalDensity(NamedTuple):
         task, log_posterior = best.task, best.pool.log_posterior
         if best.is_fine or not may_be_curved(task, self.where):
             return best
-        curves = skewed_axes(log_posterior, self.centre, self.where, best.pool.whitened)
+        curves = skewed_axes(log_posterior, self.centre, self.where, best.pool.whitened())
         if not task.grouped:
             task.known[curves_on_all_rows] = curves  # for NUTS, which need not search again
         if curves is not None:

@@ -22,7 +22,7 @@ which is how far the mean is from the mode, and T_jjj, the third moment (Stein).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ def skewed_axes(
     log_posterior: LogPosterior,
     centre: np.ndarray,
     anchor: Anchor,
-    rows: np.ndarray | None = None,
+    rows: Iterable[np.ndarray] = (),
     grid: int = GRID,
     finer_at_walls: bool = False,
 ) -> Curves | None:
@@ -76,7 +76,7 @@ def skewed_axes(
     anchor
         The anchor at the mode.
     rows
-        L'x of rows, (rows, d), the longest of which are candidates.
+        L'x of rows, (rows, d), some at a time, the longest of which are candidates.
     grid
         Points at which the posterior along an axis is evaluated, twice.
     finer_at_walls
@@ -178,25 +178,32 @@ class Moments(NamedTuple):
     def followed(self, u: np.ndarray, log_ratio: np.ndarray) -> Moments | None:
         """Return what is closer to the posterior, given log-weights of draws of u, (draws, d).
 
-        None if the draws are too few to tell. Fewer tell the mean than all three.
+        None if most draws have no weight at all.
         """
         powers = [u, (u**2 - 1) / 2, (u**3 - 3 * u) / 6]
-        # how light those draws are that hardly count must not decide
-        log_ratio = np.maximum(log_ratio, np.nanquantile(log_ratio, 1 - CLIPPED) - LIGHT)
-        found = average_slopes(log_ratio, powers) or average_slopes(log_ratio, powers[:1])
-        if found is None:
+        finite = np.isfinite(log_ratio)
+        if np.mean(finite) < 0.5:
             return None
+        # how light those draws are that hardly count must not decide
+        high = np.quantile(log_ratio[finite], 1 - CLIPPED)
+        height = np.clip(np.where(finite, log_ratio, -np.inf), high - LIGHT, high)
+        slopes, left = average_slopes(height, powers) or _one_by_one(height, powers)
         # shrunk all together (James and Stein), as what some draws show may be chance
-        slopes, left = found
         chance = (left * np.sum(1 / np.sum(power**2, axis=0)) for power in powers)
-        mean, *others = (
+        mean, second, third = (
             slope * max(0.0, 1 - noise / max(slope @ slope, 1e-300))
-            for slope, noise in zip(slopes, chance, strict=False)
+            for slope, noise in zip(slopes, chance, strict=True)
         )
-        second, third = others or (0.0, 0.0)
         sd = self.sd / np.sqrt(np.clip(1 - second, 0.5, 2.0))
         bend = np.clip(self.bend + third / 3, -MOST_BENT, MOST_BENT)
         return Moments(self.mean + self.sd * mean, sd, bend, self.passes + 1)
+
+
+def _one_by_one(height: np.ndarray, powers: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
+    """Return what `average_slopes` does, of columns that are nearly orthogonal, of any number."""
+    away = height - height.mean()
+    slopes = [away @ power / np.sum(power**2, axis=0) for power in powers]
+    return slopes, float(np.mean(away**2))
 
 
 def average_slopes(
@@ -208,7 +215,7 @@ def average_slopes(
     """
     columns, count = np.column_stack([*powers, np.ones(len(log_ratio))]), len(log_ratio)
     finite = np.isfinite(log_ratio)
-    if np.mean(finite) < 0.5 or count < DRAWS_EACH * columns.shape[1]:
+    if np.mean(finite) < 1 - 2 * CLIPPED or count < DRAWS_EACH * columns.shape[1]:
         return None
     # a few draws far out must not decide
     low, high = np.quantile(log_ratio[finite], (CLIPPED, 1 - CLIPPED))
@@ -228,12 +235,13 @@ def explain_curves(curves: Curves | None) -> Tuning:
     return {"skewed axes": Chosen(value=curves.axes.shape[1], why=why)}
 
 
-def _candidates(anchor: Anchor, rows: np.ndarray | None) -> np.ndarray:
+def _candidates(anchor: Anchor, rows: Iterable[np.ndarray]) -> np.ndarray:
     """Return candidate unit vectors in whitened coordinates, one per row."""
     L, B = anchor.dense_factor, anchor.dense_hessian
-    along = np.concatenate([B @ L, L])  # L'B e_j, and L'e_j
-    if rows is not None:
-        along = np.concatenate([along, _longest(rows)])
+    longest = np.zeros((0, len(L)))
+    for some in rows:
+        longest = _longest(np.concatenate([longest, some]))
+    along = np.concatenate([B @ L, L, longest])  # L'B e_j, L'e_j, and L'x
     length = np.sqrt(np.sum(along**2, axis=1, keepdims=True))
     return np.asarray((along / np.maximum(length, 1e-300))[length[:, 0] > 0])
 
@@ -243,17 +251,14 @@ def _longest(rows: np.ndarray) -> np.ndarray:
     return np.asarray(rows[np.argsort(-np.sum(rows**2, axis=1), kind="stable")[:ROWS]])
 
 
-def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
-    """Return L'x of the rows of largest leverage, by a pass; None without a linear predictor."""
+def _whitened_rows(task: Task, anchor: Anchor) -> Iterator[np.ndarray]:
+    """Yield L'x of all rows, by a pass; nothing without a linear predictor."""
     if not task.target.likelihood.in_one_predictor:
-        return None
-    model, longest = task.target.linear, np.zeros((0, len(anchor.point)))
+        return
     for first, last in chunk_bounds(task.rows):
-        x = model.full_matrix(task.rows.slice(first, last)).in_double()
-        whitened = np.asarray(x @ as_either(anchor.dense_factor))
-        longest = _longest(np.concatenate([longest, whitened]))
+        x = task.target.linear.full_matrix(task.rows.slice(first, last)).in_double()
+        yield np.asarray(x @ as_either(anchor.dense_factor))
     task.ledger.add("skewness", len(task.rows), "density")
-    return longest
 
 
 def _axes(log_posterior: LogPosterior, centre: np.ndarray, along: np.ndarray) -> np.ndarray | None:

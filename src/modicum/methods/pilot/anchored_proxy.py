@@ -12,7 +12,7 @@ resulting residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from modicum.kernels.control_variates import (
 )
 from modicum.kernels.expansion import POWERS, bend, group_proxy, variance_unit
 from modicum.kernels.protocols import Bend, ControlVariate, Proxy
+from modicum.kernels.residuals import RowResiduals
 from modicum.kernels.whitening import Whitening
 from modicum.linalg.arrow import ArrowFactor
 from modicum.methods.method import Chosen, Task, Tuning
@@ -353,6 +354,12 @@ class AnchoredProxy:
         """The control variate, if rows enter through a single linear predictor."""
         form = self.control_variate
         return form if isinstance(form, LinearTaylor) else None
+
+    def whitened(self, residuals: RowResiduals) -> Iterator[np.ndarray]:
+        """Yield the columns of rows, whitened, some at a time; none without a linear predictor."""
+        if self.linear is not None:
+            for block, size in zip(residuals.blocks, np.diff(residuals.ends), strict=True):
+                yield self.linear.whitened(block, self.proxy)[:size]
 
     @property
     def arrow(self) -> bool:

@@ -183,4 +183,5 @@ def _curves(about: AnchoredProxy, rows: Batch) -> Curves | None:
         return residuals.values(about.straight(z)).sum(axis=1) + about.log_proxy(z)
 
     start = np.zeros_like(about.centre)
-    return skewed_axes(log_posterior, start, about.anchor, residuals.whitened, finer_at_walls=True)
+    whitened = about.whitened(residuals)
+    return skewed_axes(log_posterior, start, about.anchor, whitened, finer_at_walls=True)
