@@ -38,7 +38,7 @@ def fitted(formula, table, family=GAUSSIAN, **settings):
 
 @pytest.fixture(scope="module")
 def post(table):
-    return fitted("y ~ mo(size)", table, draws=1_000)
+    return fitted("y ~ mo(size)", table, draws=2_000)
 
 
 def exact(table, concentration=1.0, points=60):

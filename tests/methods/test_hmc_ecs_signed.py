@@ -23,7 +23,7 @@ POOR = {"design": "uniform", "batch": 10, "products": 20, "centre": -7.8, "refre
 
 
 @cache
-def about_a_poor_anchor(draws=200):
+def about_a_poor_anchor(draws=400):
     method = mo.SignedHMCECS(anchor=toy.poor_anchor(), blocks=20, step_size=0.3, **POOR)
     return toy.sample(method, draws=draws, chains=4, random_seed=1)
 

@@ -33,8 +33,8 @@ LIMIT = 60  # seconds: far more than the two it takes, so that a busy machine do
 def csv(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "rows.csv"
     rng = np.random.default_rng(1)
-    x = rng.normal(size=(200, 2))
-    y = (rng.random(200) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)
+    x = rng.normal(size=(2000, 2))
+    y = (rng.random(2000) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)
     lines = [f"{a:.4f},{b:.4f},{c}" for (a, b), c in zip(x, y, strict=True)]
     path.write_text("\n".join(["a,b,y", *lines]))
     return path
