@@ -394,3 +394,14 @@ def test_refusals(settings, fields, words):
 def test_slopes_without_effects_on_the_intercept_may_be_constant_within_groups():
     alone = IntegratedEffects(mo.models.Logistic(), "g", slopes="x0", intercept=False)
     assert len(alone.units(mo.Rows(x=X4, y=Y4, **PAIRS))) == 2
+
+
+def test_the_likelihood_alone_has_all_effects():
+    """It has no names, by which code would be compiled again, and as many effects."""
+    for slopes in ((), ("a",), ("a", "b")):
+        model = IntegratedEffects(mo.models.Logistic(), "g", slopes=slopes)
+        alone = model.without_priors()
+        assert len(alone.term.effects) == 1 + len(slopes)
+        assert alone.term.has_correlations == (len(slopes) > 0)
+        other = IntegratedEffects(mo.models.Logistic(), "h", slopes=tuple(s + "2" for s in slopes))
+        assert other.without_priors() == alone

@@ -470,7 +470,7 @@ class IntegratedEffects(BaseModel):
             self,
             family=self.family.without_priors(),
             group="",
-            slopes=("",) * len(self.slopes),
+            slopes=tuple(f"slope{j}" for j in range(len(self.slopes))),
             group_sd=None,
             concentration=1.0,
             sds=None,
