@@ -13,7 +13,7 @@ from helpers.targets import logistic_rows
 from modicum.cli.fitting import build_method
 from modicum.methods import auto as choice
 from modicum.methods import cost, laplace
-from modicum.methods.skewed_axes import Moments
+from modicum.methods.skewed_axes import AxisMoments
 from modicum.sklearn import LinearRegression, LogisticRegression, PoissonRegressor, Regressor
 
 M = mo.models
@@ -84,8 +84,8 @@ def test_many_axes_that_are_a_little_skewed_need_no_chain(learned, monkeypatch):
 
 def test_draws_with_moments_are_weighted_by_their_density(monkeypatch):
     """Negative control: without the Jacobian of the map that bends them, means are wrong."""
-    along = Moments.along
-    monkeypatch.setattr(Moments, "along", lambda self, u: (along(self, u)[0], 0.0))
+    along = AxisMoments.along
+    monkeypatch.setattr(AxisMoments, "along", lambda self, u: (along(self, u)[0], 0.0))
     post, errors, _ = with_a_little_skewness()
     assert np.sqrt(np.mean(errors(post.summary(["beta"])["mean"]) ** 2)) > 2.5
 

@@ -10,7 +10,7 @@ from helpers.interrupted import task_of
 from helpers.quadrature import moments
 from modicum.kernels.whitening import along_curves
 from modicum.methods import full_data, laplace
-from modicum.methods.skewed_axes import Moments, curves_on_all_rows, skewed_axes
+from modicum.methods.skewed_axes import AxisMoments, curves_on_all_rows, skewed_axes
 from modicum.passes import Anchor
 
 M = mo.models
@@ -58,7 +58,7 @@ def test_moments_are_learned_from_the_weights_of_draws():
         return gammas + (z**2).sum(axis=1) / 2 - (z[:, 3] / 1.1) ** 2 / 2
 
     z = rng.standard_normal((40_000, 4))
-    first = Moments.at_mode(4).followed(z, weights(z))
+    first = AxisMoments.at_mode(4).followed(z, weights(z))
     mean = np.r_[np.sqrt(shape) * (digamma(shape) - np.log(shape)), 0.0]
     third = np.r_[polygamma(2, shape) / polygamma(1, shape) ** 1.5, 0.0]
     np.testing.assert_allclose(first.mean, mean, atol=0.03)
@@ -80,7 +80,7 @@ def test_moments_are_learned_from_the_weights_of_draws():
     # draws that are worth nothing, in thousands or not at all, tell where not to go, and no more
     lost = weights(z)
     lost[z[:, 3] > 1], lost[z[:, 3] > 1.5] = -1e9, np.nan
-    away = Moments.at_mode(4).followed(z, lost)
+    away = AxisMoments.at_mode(4).followed(z, lost)
     assert -2 < away.mean[3] < -0.5
     np.testing.assert_allclose(away.mean[:3], mean[:3], atol=0.1)
 
@@ -92,10 +92,10 @@ def test_moments_of_more_axes_than_draws_tell_together_are_told_one_by_one():
     z = np.random.default_rng(3).standard_normal((2_000, 400))
     truth = 5 * (digamma(25) - np.log(25))
     for draws, least, most in ((z, 0.0, 0.5), (z[:40], 0.5, 1.2)):  # few are shrunk to the mode
-        found = Moments.at_mode(400).followed(draws, weights(draws))
+        found = AxisMoments.at_mode(400).followed(draws, weights(draws))
         assert least < np.mean((found.mean - truth) ** 2) / truth**2 < most
         assert np.abs(found.bend).max() < 0.2
-    assert Moments.at_mode(400).followed(z, np.full(2_000, -np.inf)) is None
+    assert AxisMoments.at_mode(400).followed(z, np.full(2_000, -np.inf)) is None
 
 
 def test_along_an_axis_quantiles_are_the_posteriors():

@@ -59,7 +59,7 @@ from modicum.methods.pilot.anchored_proxy import AnchoredProxy, StudySettings, c
 from modicum.methods.pilot.study import Weights, weigh
 from modicum.methods.quadratics import TooLittleNoiseError
 from modicum.methods.skewed_axes import (
-    Moments,
+    AxisMoments,
     curves_on_all_rows,
     explain_curves,
     may_be_curved,
@@ -188,7 +188,7 @@ class WeighingPool:
 # which a draw of equal weight takes several proposals: else it is the last state of several, so
 # that few draws are alike.
 LEAST, EFFECTIVE = 0.15, 0.6
-MOST = 0.8  # share of effective draws with scales above which the limit of k is 0.7
+MOST = 0.8  # share of effective draws above which the limit of k is wider
 # Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
 # posterior sds, whatever the shape of their tail, and the limit of k is 0.7.
 ALIKE = 0.999
@@ -214,6 +214,12 @@ GAINED = 1.1  # times as many effective draws, below which another pass is not w
 FIRST = 24  # proposals of the independence sampler that are discarded as burn-in
 
 
+ROOM = 0.4  # largest Pareto k otherwise: of two modes, draws of one show no more than 0.5
+# Limits of Pareto k, each from some share of effective draws on.
+Limits: TypeAlias = tuple[tuple[float, float], ...]
+WITH_ROOM: Limits = ((ALIKE, FAR), (MOST, ENOUGH), (0.0, ROOM))
+
+
 class Verdict(NamedTuple):
     """How well weighted normal draws represent the posterior."""
 
@@ -234,12 +240,9 @@ class Verdict(NamedTuple):
         """Whether the draws are as good as draws of the posterior."""
         return self.tail < ENOUGH and self.noise < NOISY / 2
 
-    def suffices(self, alike: float) -> bool:
-        """Whether draws may take the place of a chain's.
-
-        Above the share `alike` of effective draws the tail of their weights may be longer.
-        """
-        limit = FAR if self.share > alike else ENOUGH
+    def suffices(self, limits: Limits) -> bool:
+        """Whether draws may take the place of a chain's."""
+        limit = next(tail for share, tail in limits if self.share >= share)
         return self.tail < limit and self.noise < QUIET and self.share > LEAST
 
     @property
@@ -275,15 +278,16 @@ class NormalDensity(NamedTuple):
     Along curves, draws follow the quantiles of the posterior.
 
     Like any density that is close to the posterior, it can `draw` points, in the coordinates that
-    `where` says, whose mean is `middle` if that is known; `sharpened` looks for a better density if
-    such draws do not suffice, or few are effective; `tuning` is what to say about it.
+    `where` says, whose mean is `middle` if that is known; `limits` say when such draws suffice, and
+    `sharpened` looks for a better density if they do not, or if few are effective; `tuning` is what
+    to say about it.
     """
 
     where: Anchor
     centre: np.ndarray
     curves: Curves | None = None
-    moments: Moments | None = None
-    alike: float = ALIKE  # share of effective draws above which the tail of weights may be longer
+    moments: AxisMoments | None = None
+    limits: Limits = WITH_ROOM
 
     @property
     def middle(self) -> np.ndarray | None:
@@ -338,7 +342,7 @@ class NormalDensity(NamedTuple):
         """Follow the posterior's moments, learned from draws, while that helps."""
         if own.verdict.share > RICH or self.passes == PASSES:
             return own
-        before = self.moments or Moments.at_mode(len(self.centre))
+        before = self.moments or AxisMoments.at_mode(len(self.centre))
         moments = before.followed(own.normals, own.log_ratio)
         if moments is None:
             return own
@@ -459,13 +463,13 @@ class NestedDensity(NamedTuple):
         return best
 
     @property
-    def alike(self) -> float:
-        """Share of effective draws above which the tail of their weights may be longer.
+    def limits(self) -> Limits:
+        """Limits of the tail.
 
         Where few groups leave a scale open, its density has a longer tail than any table, and
         hardly any weight there.
         """
-        return MOST if self.pooled.terms else ALIKE
+        return ((MOST, FAR), (0.0, ENOUGH)) if self.pooled.terms else WITH_ROOM
 
     @property
     def description(self) -> str:
@@ -531,7 +535,7 @@ class Proposals(NamedTuple):
     @property
     def suffices(self) -> bool:
         """Whether the draws are good enough with room to spare."""
-        return self.verdict.suffices(self.density.alike)
+        return self.verdict.suffices(self.density.limits)
 
     @property
     def is_fine(self) -> bool:

@@ -152,7 +152,7 @@ def curves_on_all_rows(task: Task) -> Curves | None:
     return task.remember("curves", Curves | None, find)
 
 
-class Moments(NamedTuple):
+class AxisMoments(NamedTuple):
     """Mean, sd and third moment of a density along every axis, whose normal numbers u are bent.
 
     The map from u, expm1(b u) / b but for a constant, increases everywhere: u + b u^2 / 2 + ...
@@ -164,7 +164,7 @@ class Moments(NamedTuple):
     passes: int = 0  # over draws, from which these were learned
 
     @classmethod
-    def at_mode(cls, size: int) -> Moments:
+    def at_mode(cls, size: int) -> AxisMoments:
         """Return those of the normal approximation at the mode."""
         return cls(np.zeros(size), np.ones(size), np.zeros(size))
 
@@ -175,7 +175,7 @@ class Moments(NamedTuple):
         bent = u * exprel(self.bend * u) - self.bend / 2
         return self.mean + self.sd * bent, u @ self.bend + np.sum(np.log(self.sd))
 
-    def followed(self, u: np.ndarray, log_ratio: np.ndarray) -> Moments | None:
+    def followed(self, u: np.ndarray, log_ratio: np.ndarray) -> AxisMoments | None:
         """Return what is closer to the posterior, given log-weights of draws of u, (draws, d).
 
         None if most draws have no weight at all.
@@ -196,7 +196,7 @@ class Moments(NamedTuple):
         )
         sd = self.sd / np.sqrt(np.clip(1 - second, 0.5, 2.0))
         bend = np.clip(self.bend + third / 3, -MOST_BENT, MOST_BENT)
-        return Moments(self.mean + self.sd * mean, sd, bend, self.passes + 1)
+        return AxisMoments(self.mean + self.sd * mean, sd, bend, self.passes + 1)
 
 
 def _one_by_one(height: np.ndarray, powers: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
