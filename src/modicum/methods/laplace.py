@@ -120,7 +120,8 @@ class WeighingPool:
         log_posterior = np.where(np.abs(proxy) > lost, -np.inf, total + proxy)
         if by_predictor:
             return log_posterior, self._noise(self._shifts_by_predictor(z[:DRAWS]))
-        return log_posterior, self._noise([slopes @ self._units.T / len(z)])
+        drawn = slopes[self.certain :] / len(z)
+        return log_posterior, self._noise(some @ self._units.T for some in (drawn,))
 
     def enlarged(self, size: int) -> WeighingPool:
         """Return a pool of `size` rows, or this one if it has as many, or all."""
@@ -154,7 +155,7 @@ class WeighingPool:
         return self._predictor.places(as_either(self._units), self.about.proxy)
 
     def _shifts_by_predictor(self, z: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the covariance s_ij of each row's residual with each t_j, some rows at a time.
+        """Yield the covariance s_ij of drawn rows' residuals with each t_j, some rows at a time.
 
         A few draws z suffice, where those of rows with thousands of coefficients otherwise take as
         many as there are of these.
@@ -167,20 +168,23 @@ class WeighingPool:
         def of_block(block: LinearRows) -> np.ndarray:
             return linear.covariances(block, places, units)
 
-        sizes = np.diff(self._residuals.ends)
+        skipped, sizes = self.certain, np.diff(self._residuals.ends)
         for shifts, size in zip(in_threads(of_block, self._residuals.blocks), sizes, strict=True):
-            yield shifts[:size]
+            yield shifts[skipped:size]
+            skipped = max(0, skipped - len(shifts))
 
     def _noise(self, shifts: Iterable[np.ndarray]) -> float:
-        """Return the largest sd over pools of the shift of a parameter's mean, in posterior sd."""
-        number, skipped = self.rows - self.certain, self.certain
+        """Return the largest sd over pools of the shift of a parameter's mean, in posterior sd.
+
+        `shifts` are those of the rows that are drawn, computed only if there are any.
+        """
+        number = self.rows - self.certain
         if number < 2:
             return 0.0
         first, second = np.zeros((2, len(self._units)))
         for some in shifts:
-            drawn, skipped = some[skipped:], max(0, skipped - len(some))
-            first += drawn.sum(axis=0)
-            second += np.einsum("ij,ij->j", drawn, drawn)
+            first += some.sum(axis=0)
+            second += np.einsum("ij,ij->j", some, some)
         return float(np.sqrt(np.max(second - first**2 / number) * number / (number - 1)))
 
 
@@ -689,8 +693,8 @@ class Laplace(Method):
                 pool = pool.enlarged(LEAST_POOL)
                 proposals = proposals.weighed(pool)
             noise = proposals.verdict.noise
-            blurred = noise > NOISY  # too much to see the shape of the posterior
-            if self.pool is None and noise > STILL and (proposals.verdict.tail < tail or blurred):
+            # above NOISY, a pool does not show the shape of the posterior
+            if self.pool is None and noise > (STILL if proposals.verdict.tail < tail else NOISY):
                 size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
                 proposals = proposals.weighed(pool.enlarged(size))
             return proposals
